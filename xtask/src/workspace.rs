@@ -1,0 +1,35 @@
+//! Where the workspace is, and cargo commands that run in it.
+
+use crate::libtorch::Libtorch;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The root of this checkout.
+pub(crate) fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent()
+        .expect("the xtask package lies in the workspace root")
+        .to_path_buf()
+}
+
+/// A cargo command in the workspace root that compiles against `libtorch`.
+pub(crate) fn cargo(libtorch: &Libtorch) -> Command {
+    let mut command = plain_cargo();
+    libtorch.apply(&mut command);
+    command
+}
+
+/// A cargo command in the workspace root.
+pub(crate) fn plain_cargo() -> Command {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.current_dir(root());
+    // `cargo run` sets these for this program; a child cargo would take them for its own.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
