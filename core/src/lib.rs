@@ -1,6 +1,23 @@
-//! The training contract.
+//! The training contract: an RL or fine-tuning framework writes its loop once, against [`engine::Engine`];
+//! the word after `backend:` in its config decides which engine runs it.
+//!
+//! Shape legend, used throughout: B sequences, T packed tokens, D model, H query heads, K key/value heads,
+//! E head dim, F feed-forward, V vocabulary, X experts; `local_` for a rank's share.
 #![forbid(unsafe_code)]
 
+pub mod batch;
+pub mod checkpoint;
+pub mod communicator;
+pub mod config;
+pub mod engine;
 mod error;
+pub mod mesh;
+pub mod metrics;
+pub mod model;
+pub mod objective;
+pub mod plan;
+mod tensor;
+pub mod weights;
 
 pub use error::{Diagnostic, Error, ErrorKind, Result, Severity};
+pub use tensor::{DType, Device, DeviceSlice, View, ViewMut};

@@ -1,0 +1,116 @@
+//! Checkpoints, free of layout and engine: pieces of global tensors, a manifest, checksums.
+
+use std::{fmt, ops::Range};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Result, View};
+
+/// What a saved tensor is to its parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateSlot {
+    /// The master weight.
+    Weight,
+    /// AdamW's first moment.
+    ExpAvg,
+    /// AdamW's second moment.
+    ExpAvgSq,
+}
+
+/// A run of elements of a global tensor, flattened in row-major order.
+///
+/// Every sharding of ours is a set of such runs: rows are one run; a split of the last dim is a run a row.
+#[derive(Debug, Clone)]
+pub struct StatePiece<'a> {
+    /// The parameter's name.
+    pub name: &'a str,
+    /// What it is to the parameter.
+    pub slot: StateSlot,
+    /// Shape of the whole tensor.
+    pub shape: &'a [usize],
+    /// Where `data` lies in the flattened tensor; not empty, in order, not overlapping.
+    pub runs: Vec<Range<usize>>,
+    /// The values, run after run.
+    pub data: View<'a>,
+}
+
+/// Takes one rank's pieces of a checkpoint. Each element of each tensor is written by exactly one rank.
+pub trait StateWriter: Send + fmt::Debug {
+    /// Takes a piece (copies or writes it before returning).
+    ///
+    /// # Errors
+    /// `File` naming the path.
+    fn piece(&mut self, piece: StatePiece<'_>) -> Result<()>;
+
+    /// Takes a small named blob; the same on every rank, written by rank 0 (step, engine facts).
+    ///
+    /// # Errors
+    /// `File` naming the path.
+    fn blob(&mut self, name: &str, value: serde_json::Value) -> Result<()>;
+
+    /// This rank is done. Collective; the checkpoint becomes visible when every rank's pieces are on disk.
+    ///
+    /// # Errors
+    /// `File` naming the path; communicator errors.
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+/// A complete checkpoint, read by global coordinates.
+pub trait StateReader: Send + Sync + fmt::Debug {
+    /// Shape of a saved tensor; `None` if it was not saved.
+    fn shape(&self, name: &str, slot: StateSlot) -> Option<Vec<usize>>;
+
+    /// Elements of these runs of the flattened tensor, as f32, run after run.
+    ///
+    /// # Errors
+    /// `Checkpoint` if a piece is missing, `File` if a file or checksum is wrong.
+    fn read(&self, name: &str, slot: StateSlot, runs: &[Range<usize>]) -> Result<Vec<f32>>;
+
+    /// The same, as f64.
+    ///
+    /// # Errors
+    /// As `read`.
+    fn read_f64(&self, name: &str, slot: StateSlot, runs: &[Range<usize>]) -> Result<Vec<f64>> {
+        Ok(self
+            .read(name, slot, runs)?
+            .into_iter()
+            .map(f64::from)
+            .collect())
+    }
+
+    /// A named blob.
+    fn blob(&self, name: &str) -> Option<&serde_json::Value>;
+}
+
+/// A save that may still be running.
+#[must_use = "a save is complete after finish()"]
+pub struct SaveHandle(Option<Box<dyn FnOnce() -> Result<()> + Send>>);
+
+impl SaveHandle {
+    /// A save that is complete.
+    pub fn done() -> Self {
+        Self(None)
+    }
+
+    /// A save that `finish` completes.
+    pub fn pending(finish: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
+        Self(Some(Box::new(finish)))
+    }
+
+    /// Waits until the checkpoint is on disk and visible.
+    ///
+    /// # Errors
+    /// The save's failure; then no checkpoint has appeared.
+    pub fn finish(mut self) -> Result<()> {
+        self.0.take().map_or(Ok(()), |finish| finish())
+    }
+}
+
+impl fmt::Debug for SaveHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SaveHandle")
+            .field("pending", &self.0.is_some())
+            .finish()
+    }
+}

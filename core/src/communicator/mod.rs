@@ -1,0 +1,100 @@
+//! Collective operations among ranks.
+//!
+//! Ranks run SPMD: every member of a group calls the same operations in the same order. Each operation starts
+//! at the call and ends in [`Work::wait`]; buffers are borrowed until then. Reductions add in rank order, so
+//! every member gets the same bits.
+
+mod work;
+
+pub use work::Work;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::{Error, Result, View, ViewMut};
+
+/// How elements combine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReduceOp {
+    /// The sum, accumulated in the buffer's dtype (f32 for bf16 and f16, rounded once).
+    Sum,
+    /// The largest; a NaN wins.
+    Max,
+    /// The smallest; a NaN wins.
+    Min,
+}
+
+/// A process group: a set of ranks that communicate.
+///
+/// Errors of every operation name rank, operation, sequence number, size and the ranks that did not arrive,
+/// and come within [`Self::timeout`]. After an error or an [`Self::abort`] every member's calls fail.
+pub trait Communicator: Send + Sync + fmt::Debug {
+    /// This rank's index in the group.
+    fn rank(&self) -> usize;
+
+    /// Number of members.
+    fn world_size(&self) -> usize;
+
+    /// What the group is for (an axis name, `world`); shown in errors and recordings.
+    fn label(&self) -> &str;
+
+    /// How long an operation may take.
+    fn timeout(&self) -> Duration;
+
+    /// Reduces the buffer over all members, in place. All counts are equal.
+    fn all_reduce<'a>(&self, buffer: ViewMut<'a>, op: ReduceOp) -> Result<Work<'a>>;
+
+    /// Concatenates every member's input in rank order. `counts[r]` elements come from rank r; 0 is legal.
+    fn all_gather<'a>(
+        &self,
+        input: View<'a>,
+        output: ViewMut<'a>,
+        counts: &[usize],
+    ) -> Result<Work<'a>>;
+
+    /// Reduces the input over all members and leaves rank r with its `counts[r]` elements; 0 is legal.
+    fn reduce_scatter<'a>(
+        &self,
+        input: View<'a>,
+        output: ViewMut<'a>,
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<Work<'a>>;
+
+    /// Copies the root's buffer to every member.
+    fn broadcast<'a>(&self, buffer: ViewMut<'a>, root: usize) -> Result<Work<'a>>;
+
+    /// Sends `send_counts[r]` elements to each rank r and receives `receive_counts[r]` from it, in rank order.
+    fn all_to_all<'a>(
+        &self,
+        input: View<'a>,
+        send_counts: &[usize],
+        output: ViewMut<'a>,
+        receive_counts: &[usize],
+    ) -> Result<Work<'a>>;
+
+    /// Sends to one rank; matched with its `receive` by order.
+    fn send<'a>(&self, input: View<'a>, to: usize) -> Result<Work<'a>>;
+
+    /// Receives from one rank.
+    fn receive<'a>(&self, output: ViewMut<'a>, from: usize) -> Result<Work<'a>>;
+
+    /// Waits for every member.
+    fn barrier(&self) -> Result<()>;
+
+    /// A group of these ranks of this group, in this order. Every member of the new group calls it with the
+    /// same list, in the same order of calls; members that are not in the list do not call.
+    fn subgroup(&self, ranks: &[usize], label: &str) -> Result<Arc<dyn Communicator>>;
+
+    /// Makes every pending and later call of every member fail with this cause.
+    fn abort(&self, cause: &Error);
+}
+
+impl dyn Communicator + '_ {
+    /// The sum of a few numbers over all members, the same bits on each.
+    ///
+    /// # Errors
+    /// As the communicator's.
+    pub fn sum_f64(&self, values: &mut [f64]) -> Result<()> {
+        self.all_reduce(values.into(), ReduceOp::Sum)?.wait()
+    }
+}

@@ -1,0 +1,115 @@
+//! The whole job.
+
+use std::path::PathBuf;
+
+use indexmap::IndexMap;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::sections::{
+    BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, ObjectiveConfig, OptimizerConfig,
+    ParallelConfig, PrecisionConfig, RecomputeConfig, ScheduleConfig, ValidationConfig,
+};
+use crate::{mesh::DeviceMesh, model::ModelSpec};
+
+/// A job as its YAML file says it. Unknown keys are errors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JobConfig {
+    /// A Hugging Face folder, or a hub id such as `HuggingFaceTB/SmolLM2-135M`.
+    pub model: String,
+    /// The engine.
+    pub backend: String,
+    /// Key of every random choice: weights, shuffling.
+    #[serde(default)]
+    pub seed: u64,
+    /// Start from random weights (keyed by `seed`) instead of the folder's.
+    #[serde(default)]
+    pub from_scratch: bool,
+    /// Optimizer steps to take.
+    #[schemars(range(min = 1))]
+    pub steps: u64,
+    /// Folder for metrics, checkpoints and the trained model.
+    pub output: PathBuf,
+    /// Training data.
+    pub data: DataConfig,
+    /// How much data a step takes and how it is cut.
+    pub batch: BatchConfig,
+    /// The loss.
+    #[serde(default)]
+    pub objective: ObjectiveConfig,
+    /// AdamW.
+    #[serde(default)]
+    pub optimizer: OptimizerConfig,
+    /// Learning rate over the steps.
+    #[serde(default)]
+    pub schedule: ScheduleConfig,
+    /// How ranks are arranged.
+    #[serde(default)]
+    pub parallel: ParallelConfig,
+    /// Dtypes.
+    #[serde(default)]
+    pub precision: PrecisionConfig,
+    /// What backward computes again instead of keeping it.
+    #[serde(default)]
+    pub recompute: RecomputeConfig,
+    /// Device.
+    #[serde(default)]
+    pub device: DeviceConfig,
+    /// Checkpoints.
+    #[serde(default)]
+    pub checkpoint: CheckpointConfig,
+    /// Validation passes.
+    #[serde(default)]
+    pub validation: ValidationConfig,
+    /// Most bytes that logits and their gradient may take at once on a rank.
+    #[serde(default = "default_logits_budget")]
+    #[schemars(range(min = 65536))]
+    pub logits_budget_bytes: u64,
+    /// Seconds after which a collective operation that some rank did not join is an error.
+    #[serde(default = "default_timeout")]
+    #[schemars(range(min = 0.001))]
+    pub timeout_seconds: f64,
+    /// Options of each backend, by its name; only those of the chosen one are read.
+    #[serde(default)]
+    pub backends: IndexMap<String, serde_json::Map<String, serde_json::Value>>,
+}
+
+fn default_logits_budget() -> u64 {
+    256 << 20
+}
+
+fn default_timeout() -> f64 {
+    600.0
+}
+
+/// A job with its model read: what `check` and `plan` see.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobSpec {
+    /// The config, overrides applied.
+    pub config: JobConfig,
+    /// The model of `config.model`.
+    pub model: ModelSpec,
+}
+
+impl JobSpec {
+    /// The mesh that `parallel` asks for.
+    pub fn mesh(&self) -> DeviceMesh {
+        let p = &self.config.parallel;
+        DeviceMesh {
+            pipeline: p.pipeline_parallel_size,
+            data_replicate: p.data_replicate_size,
+            data_shard: p.data_parallel_size / p.data_replicate_size.max(1),
+            context: p.context_parallel_size,
+            tensor: p.tensor_parallel_size,
+            expert: p.expert_parallel_size,
+            expert_tensor: p
+                .expert_tensor_parallel_size
+                .unwrap_or(if p.expert_parallel_size > 1 {
+                    1
+                } else {
+                    p.tensor_parallel_size
+                }),
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The contract: what a training backend is and what its engine does.
+
+mod capability;
+mod report;
+
+pub use capability::{
+    Capability, ContextParallel, DataParallel, ExpertParallel, PipelineParallel,
+    RecomputeCapability, TensorParallel,
+};
+pub use report::{ForwardBackwardReport, MemoryReport, OptimReport};
+
+use std::{fmt, sync::Arc};
+
+use crate::{
+    Diagnostic, Result,
+    batch::{Batch, BatchTotals},
+    checkpoint::{SaveHandle, StateReader, StateWriter},
+    communicator::Communicator,
+    config::JobSpec,
+    objective::{Objective, TokenOutputs},
+    plan::TrainPlan,
+    weights::{WeightSink, WeightSource},
+};
+
+/// A way to train: names itself, says what it can do, checks and plans a job, and builds engines.
+///
+/// `check` and `plan` touch no device, no weights and no network.
+pub trait Backend: Send + Sync + fmt::Debug {
+    /// The word after `backend:`.
+    fn name(&self) -> &str;
+
+    /// What it can do; nothing that is not said here.
+    fn capability(&self) -> Capability;
+
+    /// JSON schema of this backend's own options (`backends.<name>` in the config); `None` where it has none.
+    fn options_schema(&self) -> Option<schemars::Schema> {
+        None
+    }
+
+    /// Every fault of a job at once. Core has already checked what [`Backend::capability`] says.
+    fn check(&self, job: &JobSpec) -> Vec<Diagnostic>;
+
+    /// What each rank will hold and do.
+    ///
+    /// # Errors
+    /// `Config` if `check` finds a fault.
+    fn plan(&self, job: &JobSpec) -> Result<TrainPlan>;
+
+    /// This rank's engine. Collective: every rank of `world` calls it. The engine splits `world` into the
+    /// groups its mesh needs.
+    ///
+    /// # Errors
+    /// Those of reading weights, of the device, and of the communicator.
+    fn build(
+        &self,
+        plan: &TrainPlan,
+        world: Arc<dyn Communicator>,
+        init: WeightInit<'_>,
+    ) -> Result<Box<dyn Engine>>;
+}
+
+/// Where an engine's first weights come from.
+#[derive(Debug)]
+pub enum WeightInit<'a> {
+    /// Drawn from this seed: the same on any mesh.
+    Seed(u64),
+    /// Read, by Hugging Face names.
+    Source(&'a dyn WeightSource),
+    /// Left 0, to be filled by [`Engine::load_state`].
+    Deferred,
+}
+
+/// Which weights a forward pass uses.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Weights {
+    /// Those being trained.
+    #[default]
+    Policy,
+    /// A snapshot (the reference policy, the policy that made the rollouts).
+    Tag(String),
+}
+
+/// What a scoring pass computes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScoreRequest {
+    /// Which weights.
+    pub weights: Weights,
+    /// Divides the logits before log-prob and entropy alike; above 0.
+    pub temperature: f64,
+    /// Whether entropies are wanted.
+    pub entropy: bool,
+    /// Names a per-token `I64` column `[T, k]` of token ids whose log-probs are wanted.
+    pub log_probs_at: Option<String>,
+}
+
+impl Default for ScoreRequest {
+    fn default() -> Self {
+        Self {
+            weights: Weights::Policy,
+            temperature: 1.0,
+            entropy: false,
+            log_probs_at: None,
+        }
+    }
+}
+
+/// Options of one optimizer step.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepOptions {
+    /// Replaces the schedule's learning rate for this step.
+    pub learning_rate: Option<f64>,
+    /// Divides the accumulated gradients: the totals that were deferred for streamed rollouts. 1 where
+    /// `forward_backward` was given the final totals.
+    pub gradient_divisor: Option<f64>,
+}
+
+/// One rank's part of a model in training.
+///
+/// Order of calls: any number of `forward_backward`, then `optim_step` (or `abort` or `zero_grad`, which drop
+/// the open step). `forward` may come at any time and changes nothing. A step commits at one point, the
+/// all-reduce of gradient norm and finite flag in `optim_step`: before it nothing that is saved has changed.
+///
+/// All calls are collective over the ranks of the mesh, but for `memory`.
+pub trait Engine: Send + fmt::Debug {
+    /// Adds the gradients of the objective over this rank's share of the global batch, micro-batch by
+    /// micro-batch as the batch is cut. Loss and metrics in the report are sums over all data-parallel ranks.
+    ///
+    /// # Errors
+    /// `NonFinite` from the objective; communicator errors. The open step is then dropped.
+    fn forward_backward(
+        &mut self,
+        batch: &Batch,
+        objective: &dyn Objective,
+        totals: &BatchTotals,
+    ) -> Result<ForwardBackwardReport>;
+
+    /// Log-probs of this rank's share, in the batch's order, 0 for a sequence's first token. Every token but
+    /// the first of its sequence is scored, whatever the loss mask says.
+    ///
+    /// # Errors
+    /// `Config` for an unknown tag; communicator errors.
+    fn forward(&mut self, batch: &Batch, request: &ScoreRequest) -> Result<TokenOutputs>;
+
+    /// Clips by the global norm and updates the weights, or skips on every rank alike if any gradient is not
+    /// finite: then weights, moments, step count and schedule stay.
+    ///
+    /// # Errors
+    /// Communicator errors.
+    fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport>;
+
+    /// Drops the accumulated gradients.
+    ///
+    /// # Errors
+    /// Device errors.
+    fn zero_grad(&mut self) -> Result<()>;
+
+    /// Drops the open step: state as before it.
+    ///
+    /// # Errors
+    /// Device errors.
+    fn abort(&mut self) -> Result<()> {
+        self.zero_grad()
+    }
+
+    /// Number of committed optimizer steps.
+    fn step(&self) -> u64;
+
+    /// Streams weights, bucket by bucket, in the order of `ModelSpec::parameters`.
+    ///
+    /// # Errors
+    /// The sink's; then the sink is aborted.
+    fn export_weights(&mut self, weights: &Weights, sink: &mut dyn WeightSink) -> Result<()>;
+
+    /// Streams the accumulated gradients of the open step, unclipped and reduced over data-parallel ranks, as
+    /// f32 (f64 where the engine computes so) under the parameters' names. For conformance and inspection.
+    ///
+    /// # Errors
+    /// `CallOrder` if no step is open; the sink's.
+    fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()>;
+
+    /// Reads weights into the policy or into a snapshot, which is made if absent.
+    ///
+    /// # Errors
+    /// The source's; then nothing has changed.
+    fn import_weights(&mut self, weights: &Weights, source: &dyn WeightSource) -> Result<()>;
+
+    /// Writes this rank's pieces of weights, moments and step. The writer is complete when the handle is
+    /// finished.
+    ///
+    /// # Errors
+    /// The writer's.
+    fn save_state(&mut self, writer: Box<dyn StateWriter>) -> Result<SaveHandle>;
+
+    /// Reads the state that any engine in any layout saved.
+    ///
+    /// # Errors
+    /// `Checkpoint` if the model differs; the reader's. Then the engine must be dropped.
+    fn load_state(&mut self, reader: &dyn StateReader) -> Result<()>;
+
+    /// Keeps a copy of the policy's weights under a tag, replacing an older one.
+    ///
+    /// # Errors
+    /// Device errors.
+    fn snapshot(&mut self, tag: &str) -> Result<()>;
+
+    /// Drops a snapshot.
+    ///
+    /// # Errors
+    /// `Config` for an unknown tag.
+    fn drop_snapshot(&mut self, tag: &str) -> Result<()>;
+
+    /// Moves weights, gradients and moments between memories.
+    ///
+    /// # Errors
+    /// `Unsupported` unless claimed.
+    fn set_residency(&mut self, residency: Residency) -> Result<()>;
+
+    /// What this rank holds now, and the peak since it was built.
+    fn memory(&self) -> MemoryReport;
+}
+
+/// Where an engine's long-lived state lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Residency {
+    /// On the device, ready to train.
+    #[default]
+    Device,
+    /// Optimizer state in host memory, weights on the device: ready to score.
+    OptimizerOffloaded,
+    /// All in host memory.
+    Offloaded,
+}

@@ -1,0 +1,81 @@
+//! What each rank will hold and do, as plain data.
+
+mod microbatch;
+mod schedule;
+
+pub use microbatch::{MicrobatchLimit, MicrobatchPlan, plan_microbatches};
+pub use schedule::{PipelineAction, PipelineSchedule};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    config::JobConfig,
+    mesh::{DeviceMesh, MeshAxis, Placement},
+    model::{ModelSpec, ParameterSpec},
+};
+
+/// A job resolved for one backend. Engines execute it; the planner predicts from it; people read it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainPlan {
+    /// The backend that made it.
+    pub backend: String,
+    /// How ranks are arranged.
+    pub mesh: DeviceMesh,
+    /// The model.
+    pub model: ModelSpec,
+    /// The job's settings that an engine reads (precision, optimizer, schedule, recompute, budgets, options).
+    pub config: JobConfig,
+    /// Every parameter and how each axis holds it.
+    pub parameters: Vec<PlannedParameter>,
+    /// Layers of each model chunk: stage `i % pipeline`, chunk `i / pipeline`.
+    pub stages: Vec<std::ops::Range<usize>>,
+    /// What a rank does with its micro-batches, by stage.
+    pub schedule: Vec<PipelineSchedule>,
+    /// Operations of one micro-batch of `reference_tokens` tokens, forward and backward.
+    pub ops: Vec<PlannedOp>,
+    /// Collectives of one step.
+    pub collectives: Vec<PlannedCollective>,
+    /// Tokens that `ops` was counted for.
+    pub reference_tokens: usize,
+}
+
+/// A parameter and its placement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlannedParameter {
+    /// The parameter.
+    pub spec: ParameterSpec,
+    /// How each axis holds it between steps; an axis that is not named replicates it.
+    pub placements: Vec<(MeshAxis, Placement)>,
+}
+
+/// One operation of a micro-batch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlannedOp {
+    /// What it is: `gemm`, `attention`, `rms_norm`, ...
+    pub kind: String,
+    /// Where in the model: `layers.0.attention.q_proj`.
+    pub module: String,
+    /// Rows.
+    pub m: usize,
+    /// Columns.
+    pub n: usize,
+    /// Inner size.
+    pub k: usize,
+    /// Bytes kept from forward to backward.
+    pub saved_bytes: u64,
+}
+
+/// One collective of a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlannedCollective {
+    /// `all_gather`, `reduce_scatter`, ...
+    pub operation: String,
+    /// The axis whose ranks take part.
+    pub axis: MeshAxis,
+    /// Bytes of the whole buffer.
+    pub bytes: u64,
+    /// How often a step does it.
+    pub count: usize,
+    /// What it may overlap with, if anything.
+    pub overlaps: Option<String>,
+}

@@ -1,0 +1,129 @@
+//! The one door for weights: refit, export and transfer between engines all pass through it.
+
+mod memory;
+
+pub use memory::MemoryWeights;
+
+use std::{fmt, ops::Range};
+
+use crate::{DType, Result, View, model::ParameterSpec};
+
+/// What will be sent.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WeightManifest {
+    /// Every tensor, in the order it will come.
+    pub tensors: Vec<ParameterSpec>,
+    /// A number that tells versions apart: the engine's step.
+    pub version: u64,
+}
+
+/// A part of a global tensor, with its values.
+#[derive(Debug, Clone)]
+pub struct TensorSlice<'a> {
+    /// Name in a Hugging Face checkpoint.
+    pub name: &'a str,
+    /// Shape of the whole tensor.
+    pub shape: &'a [usize],
+    /// The part, a range a dim.
+    pub slice: Vec<Range<usize>>,
+    /// The part's values in row-major order, with their dtype and device.
+    pub data: View<'a>,
+    /// Multiplies the values (for quantised formats).
+    pub scale: Option<View<'a>>,
+}
+
+impl TensorSlice<'_> {
+    /// Whether it is the whole tensor.
+    pub fn is_full(&self) -> bool {
+        self.slice
+            .iter()
+            .zip(self.shape)
+            .all(|(r, &n)| *r == (0..n))
+    }
+}
+
+/// What a sink wants to be given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SinkLayout {
+    /// Full tensors, or each rank's own shards.
+    pub full_tensors: bool,
+    /// Whether this rank wants them (a sink on rank 0 only says false elsewhere; the rank still takes part in
+    /// the gathering).
+    pub receives: bool,
+    /// Bytes after which a bucket is sent. A tensor larger than this is a bucket of its own.
+    pub bucket_bytes: usize,
+}
+
+impl Default for SinkLayout {
+    fn default() -> Self {
+        Self {
+            full_tensors: true,
+            receives: true,
+            bucket_bytes: 64 << 20,
+        }
+    }
+}
+
+/// Receives weights. `begin`, any number of `bucket`, then `commit` or `abort`.
+pub trait WeightSink: fmt::Debug {
+    /// What this rank's sink wants.
+    fn layout(&self) -> SinkLayout {
+        SinkLayout::default()
+    }
+
+    /// Announces what will come.
+    ///
+    /// # Errors
+    /// The sink's own.
+    fn begin(&mut self, manifest: &WeightManifest) -> Result<()>;
+
+    /// Takes some tensors; the views end with the call.
+    ///
+    /// # Errors
+    /// The sink's own.
+    fn bucket(&mut self, tensors: &[TensorSlice<'_>]) -> Result<()>;
+
+    /// All has come: make it visible at once.
+    ///
+    /// # Errors
+    /// The sink's own.
+    fn commit(&mut self) -> Result<()>;
+
+    /// It will not be completed: leave nothing behind.
+    fn abort(&mut self);
+}
+
+/// Gives weights, by Hugging Face names.
+pub trait WeightSource: Send + Sync + fmt::Debug {
+    /// Names it holds.
+    fn names(&self) -> Vec<String>;
+
+    /// Shape and dtype of a tensor.
+    ///
+    /// # Errors
+    /// `File` naming the tensor and where it was looked for.
+    fn describe(&self, name: &str) -> Result<(Vec<usize>, DType)>;
+
+    /// Some rows (ranges of the first dim) of a tensor, as f32: exact from f32, f16 and bf16.
+    ///
+    /// # Errors
+    /// As `describe`.
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>>;
+
+    /// A whole tensor, as f32.
+    ///
+    /// # Errors
+    /// As `describe`.
+    fn read(&self, name: &str) -> Result<Vec<f32>> {
+        let (shape, _) = self.describe(name)?;
+        self.read_rows(name, 0..shape.first().copied().unwrap_or(1))
+    }
+
+    /// A whole tensor, as f64: exact.
+    ///
+    /// # Errors
+    /// As `describe`.
+    fn read_f64(&self, name: &str) -> Result<Vec<f64>> {
+        Ok(self.read(name)?.into_iter().map(f64::from).collect())
+    }
+}
