@@ -1,7 +1,10 @@
 //! Set-up and chores of the workspace. `cargo xtask --help` lists them.
 
+mod arrows;
+mod demo;
 mod libtorch;
 mod progress;
+mod test;
 mod workspace;
 
 use clap::{Parser, Subcommand};
@@ -22,6 +25,19 @@ enum Chore {
         #[arg(long)]
         verify: bool,
     },
+    /// Set up, then run every test of the workspace and show that each engine was tested
+    Test {
+        /// Slow tests (`#[ignore]`) too
+        #[arg(long)]
+        all: bool,
+        /// Arguments for the test programs, such as a part of a test's name
+        #[arg(last = true)]
+        filter: Vec<String>,
+    },
+    /// Set up, then compare the engines on the jobs of demo/ and write their reports
+    Demo,
+    /// Check the architecture: who depends on whom, and what source may not contain
+    Arrows,
     /// Print the lines that let plain `cargo build` find libtorch: eval "$(cargo xtask env)"
     Env,
     /// Run any cargo command with libtorch set up: cargo xtask cargo build -p drivetrain
@@ -54,6 +70,9 @@ fn run(chore: Chore) -> anyhow::Result<ExitCode> {
                 libtorch.export_line()
             );
         }
+        Chore::Test { all, filter } => return test::run(&test::Selection { all, filter }),
+        Chore::Demo => demo::run()?,
+        Chore::Arrows => return arrows::run(),
         Chore::Env => println!("{}", libtorch::ensure(false)?.export_line()),
         Chore::Cargo { arguments } => {
             let status = workspace::cargo(&libtorch::ensure(false)?)

@@ -1,6 +1,8 @@
 //! Where the workspace is, and cargo commands that run in it.
 
 use crate::libtorch::Libtorch;
+use anyhow::Result;
+use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,6 +12,26 @@ pub(crate) fn root() -> PathBuf {
     here.parent()
         .expect("the xtask package lies in the workspace root")
         .to_path_buf()
+}
+
+/// The packages of the workspace.
+pub(crate) fn packages() -> Result<Vec<Package>> {
+    let metadata = metadata()?;
+    Ok(metadata.workspace_packages().into_iter().cloned().collect())
+}
+
+/// The folder of build outputs, wherever the user's cargo settings put it.
+pub(crate) fn target_folder() -> Result<PathBuf> {
+    Ok(metadata()?.target_directory.into_std_path_buf())
+}
+
+/// What cargo knows of the workspace, without its dependencies.
+pub(crate) fn metadata() -> Result<Metadata> {
+    let mut command = MetadataCommand::new();
+    Ok(command
+        .manifest_path(root().join("Cargo.toml"))
+        .no_deps()
+        .exec()?)
 }
 
 /// A cargo command in the workspace root that compiles against `libtorch`.

@@ -5,13 +5,11 @@
 //! All is made beside its final place, verified, and renamed last: a kill leaves nothing half-made.
 
 use super::record::{Record, copy_hashed};
+use super::wheel::Wheel;
 use super::{TORCH_VERSION, metadata, pip};
-use crate::progress::Progress;
 use anyhow::{Context, Result, ensure};
 use std::fs::{self, File, TryLockError};
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use zip::ZipArchive;
 
 const MANIFEST: &str = "MANIFEST";
 const STAGING: &str = ".staging-";
@@ -189,91 +187,64 @@ fn write(folder: &Path, path: &str, content: &str, manifest: &mut Record) -> Res
     Ok(())
 }
 
-/// An open wheel: a zip archive with `METADATA` and `RECORD` in its `.dist-info` folder.
-struct Wheel {
-    archive: ZipArchive<File>,
-    path: PathBuf,
-    members: Vec<String>,
-    metadata: String,
-    record: Record,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Wheel {
-    fn open(path: &Path) -> Result<Wheel> {
-        let name = || format!("wheel {}", path.display());
-        let mut archive =
-            ZipArchive::new(File::open(path).with_context(name)?).with_context(name)?;
-        let members: Vec<String> = archive
-            .file_names()
-            .map(|member| Ok(member?.into_owned()))
-            .collect::<Result<_>>()
-            .with_context(name)?;
-        let mut text_of = |file: &str| -> Result<String> {
-            let suffix = format!(".dist-info/{file}");
-            let is_it =
-                |member: &&String| member.ends_with(&suffix) && member.matches('/').count() == 1;
-            let member = members.iter().find(is_it);
-            let member = member.with_context(|| format!("{} has no {file}", name()))?;
-            let mut text = String::new();
-            archive
-                .by_name(member)?
-                .read_to_string(&mut text)
-                .with_context(name)?;
-            Ok(text)
-        };
-        let metadata = text_of("METADATA")?;
-        let record = Record::parse(&text_of("RECORD")?).with_context(|| name() + ": RECORD")?;
-        Ok(Wheel {
-            archive,
-            path: path.to_path_buf(),
-            members,
-            metadata,
-            record,
-        })
+    fn installed(cache: &Path) -> PathBuf {
+        let folder = cache.join(format!("libtorch-{TORCH_VERSION}-cpu"));
+        fs::create_dir_all(folder.join("lib")).unwrap();
+        let mut manifest = Record::default();
+        write(&folder, "lib/libc10.so", "code", &mut manifest).unwrap();
+        let text = manifest.to_text();
+        write(&folder, MANIFEST, &text, &mut manifest).unwrap();
+        folder
     }
 
-    /// Unpacks each file for which `place` gives a path under `folder`, comparing it with `RECORD`.
-    fn unpack(
-        &mut self,
-        folder: &Path,
-        place: impl Fn(&str) -> Option<String>,
-        manifest: &mut Record,
-    ) -> Result<()> {
-        let members: Vec<(String, String)> = self
-            .members
-            .iter()
-            .filter(|member| !member.ends_with('/') && !member.split('/').any(|part| part == ".."))
-            .filter_map(|member| Some((member.clone(), place(member)?)))
-            .collect();
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let progress = Progress::bytes(&format!("unpack {name}"));
-        let sizes = members
-            .iter()
-            .filter_map(|(member, _)| self.record.0.get(member));
-        progress.set_total(sizes.map(|entry| entry.size).sum());
-        let mut done = 0;
-        for (member, place) in members {
-            let expected = self.record.0.get(&member);
-            let expected = expected.with_context(|| format!("{name}: RECORD lacks {member}"))?;
-            let target = folder.join(&place);
-            fs::create_dir_all(target.parent().unwrap_or(folder))?;
-            let mut file = File::create(&target)?;
-            let found = copy_hashed(&mut self.archive.by_name(&member)?, &mut file)
-                .with_context(|| format!("{name}: {member}"))?;
-            ensure!(
-                found == *expected,
-                "{name}: {member} differs from the wheel's RECORD (found {} bytes, expected {})",
-                found.size,
-                expected.size
-            );
-            if found.size > 1 << 20 {
-                file.sync_all()?; // headers are left to the size check
-            }
-            done += found.size;
-            progress.set(done);
-            manifest.0.insert(place, found);
-        }
-        progress.finish(done);
-        Ok(())
+    #[test]
+    fn a_complete_installation_is_used_as_it_is() {
+        let cache = tempfile::tempdir().unwrap();
+        let folder = installed(cache.path());
+        assert_eq!(ensure(cache.path(), true).unwrap(), folder);
+    }
+
+    #[test]
+    fn damage_is_seen() {
+        let cache = tempfile::tempdir().unwrap();
+        let folder = installed(cache.path());
+        fs::write(folder.join("lib/libc10.so"), "cod").unwrap();
+        assert!(check(&folder, false).is_err());
+        fs::write(folder.join("lib/libc10.so"), "cold").unwrap();
+        assert!(
+            check(&folder, false).is_ok(),
+            "the daily check compares sizes"
+        );
+        assert!(check(&folder, true).is_err());
+        fs::write(folder.join(MANIFEST), "").unwrap();
+        assert!(
+            check(&folder, false).is_err(),
+            "nothing listed is nothing checked"
+        );
+    }
+
+    #[test]
+    fn leftovers_of_a_killed_set_up_go_and_the_rest_stays() {
+        let cache = tempfile::tempdir().unwrap();
+        let folder = installed(cache.path());
+        fs::create_dir_all(cache.path().join(".staging-1/torch/tmp")).unwrap();
+        remove_leftovers(cache.path()).unwrap();
+        assert!(!cache.path().join(".staging-1").exists());
+        check(&folder, true).unwrap();
+    }
+
+    #[test]
+    fn the_lock_is_exclusive_until_dropped() {
+        let cache = tempfile::tempdir().unwrap();
+        let path = cache.path().join("lock");
+        let held = lock(&path).unwrap();
+        let other = File::open(&path).unwrap();
+        assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)));
+        drop(held);
+        other.try_lock().unwrap();
     }
 }

@@ -8,6 +8,7 @@ mod install;
 mod metadata;
 mod pip;
 mod record;
+mod wheel;
 
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -74,6 +75,13 @@ impl Libtorch {
         if self.source != Source::Python {
             command.env("LIBTORCH", &self.folder);
         }
+    }
+
+    /// Hides every libtorch from a cargo command.
+    pub(crate) fn remove(command: &mut Command) {
+        command
+            .env_remove("LIBTORCH")
+            .env_remove("LIBTORCH_USE_PYTORCH");
     }
 
     pub(crate) fn export_line(&self) -> String {
