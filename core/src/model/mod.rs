@@ -1,5 +1,6 @@
 //! The model as data: what a Hugging Face `config.json` says, and every parameter with its name and shape.
 
+mod hf_config;
 mod parameter;
 mod rope;
 
