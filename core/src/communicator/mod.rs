@@ -4,8 +4,12 @@
 //! at the call and ends in [`Work::wait`]; buffers are borrowed until then. Reductions add in rank order, so
 //! every member gets the same bits.
 
+mod local;
+mod recording;
 mod work;
 
+pub use local::{LocalCommunicator, LocalOptions};
+pub use recording::{CollectiveStats, RecordingCommunicator};
 pub use work::Work;
 
 use std::{fmt, sync::Arc, time::Duration};

@@ -1,0 +1,214 @@
+//! What ranks deposit, and how deposits combine.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+
+use crate::{DType, Error, ErrorKind, Result, View, ViewMut, communicator::ReduceOp};
+
+/// A copy of a rank's input. Backed by `u64` so that every dtype is aligned.
+#[derive(Debug)]
+pub(super) struct Payload {
+    dtype: DType,
+    len: usize,
+    words: Vec<u64>,
+    counts: Vec<usize>,
+}
+
+impl Payload {
+    pub(super) fn empty(dtype: DType) -> Self {
+        Self {
+            dtype,
+            len: 0,
+            words: Vec::new(),
+            counts: Vec::new(),
+        }
+    }
+
+    pub(super) fn copy(operation: &'static str, view: View<'_>) -> Result<Self> {
+        let bytes = view.host_bytes().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                operation,
+                "thread ranks communicate host memory only",
+            )
+            .with("found", format!("{:?}", view.device()))
+        })?;
+        let mut words = vec![0u64; bytes.len().div_ceil(8)];
+        bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
+        Ok(Self {
+            dtype: view.dtype(),
+            len: view.len(),
+            words,
+            counts: Vec::new(),
+        })
+    }
+
+    pub(super) fn with_counts(mut self, counts: &[usize]) -> Self {
+        self.counts = counts.to_vec();
+        self
+    }
+
+    pub(super) fn counts(&self) -> &[usize] {
+        &self.counts
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn elements<T: bytemuck::AnyBitPattern>(&self, start: usize, len: usize) -> &[T] {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.words);
+        let size = size_of::<T>();
+        bytemuck::cast_slice(&bytes[start * size..(start + len) * size])
+    }
+}
+
+/// Copies `len` elements of a payload into a view at `at`. Dtypes are equal: descriptors were compared.
+pub(super) fn copy_into(
+    output: &mut ViewMut<'_>,
+    at: usize,
+    payload: &Payload,
+    start: usize,
+    len: usize,
+) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    let size = payload.dtype.size();
+    let Some(bytes) = output.host_bytes_mut() else {
+        return Err(device_output());
+    };
+    bytes[at * size..(at + len) * size]
+        .copy_from_slice(&payload.elements::<u8>(start * size, len * size)[..len * size]);
+    Ok(())
+}
+
+/// Reduces the elements from `start` of every payload into the output.
+pub(super) fn reduce_into(
+    output: &mut ViewMut<'_>,
+    payloads: &[Arc<Payload>],
+    start: usize,
+    op: ReduceOp,
+) -> Result<()> {
+    match output {
+        ViewMut::F64(out) => float(out, payloads, start, op),
+        ViewMut::F32(out) => float(out, payloads, start, op),
+        ViewMut::Bf16(out) => half(out, payloads, start, op, bf16::to_f32, bf16::from_f32),
+        ViewMut::F16(out) => half(out, payloads, start, op, f16::to_f32, f16::from_f32),
+        ViewMut::I64(out) => integer(out, payloads, start, op, i64::wrapping_add),
+        ViewMut::I32(out) => integer(out, payloads, start, op, i32::wrapping_add),
+        ViewMut::U8(out) => integer(out, payloads, start, op, u8::wrapping_add),
+        ViewMut::Device(_) => return Err(device_output()),
+    }
+    Ok(())
+}
+
+fn device_output() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "receive",
+        "thread ranks communicate host memory only",
+    )
+}
+
+fn float<T>(out: &mut [T], payloads: &[Arc<Payload>], start: usize, op: ReduceOp)
+where
+    T: bytemuck::AnyBitPattern + Copy + std::ops::AddAssign + PartialOrd,
+{
+    let len = out.len();
+    for (rank, payload) in payloads.iter().enumerate() {
+        let values: &[T] = payload.elements(start, len);
+        if rank == 0 {
+            out.copy_from_slice(values);
+            continue;
+        }
+        let pairs = out.iter_mut().zip(values);
+        match op {
+            ReduceOp::Sum => pairs.for_each(|(o, &v)| *o += v),
+            ReduceOp::Max => pairs.for_each(|(o, &v)| {
+                let better = v > *o;
+                keep(o, v, better);
+            }),
+            ReduceOp::Min => pairs.for_each(|(o, &v)| {
+                let better = v < *o;
+                keep(o, v, better);
+            }),
+        }
+    }
+}
+
+/// Replaces `kept` by `value` if it is better or not a number.
+#[allow(
+    clippy::eq_op,
+    reason = "only a NaN differs from itself, for any float type"
+)]
+fn keep<T: PartialOrd>(kept: &mut T, value: T, better: bool) {
+    if better || value != value {
+        *kept = value;
+    }
+}
+
+fn half<T>(
+    out: &mut [T],
+    payloads: &[Arc<Payload>],
+    start: usize,
+    op: ReduceOp,
+    widen: impl Fn(T) -> f32,
+    round: impl Fn(f32) -> T,
+) where
+    T: bytemuck::AnyBitPattern,
+{
+    let columns: Vec<&[T]> = payloads
+        .iter()
+        .map(|p| p.elements(start, out.len()))
+        .collect();
+    for (i, o) in out.iter_mut().enumerate() {
+        let mut values = columns.iter().map(|c| widen(c[i]));
+        let mut kept = values.next().unwrap_or(0.0);
+        for v in values {
+            match op {
+                ReduceOp::Sum => kept += v,
+                ReduceOp::Max => {
+                    let better = v > kept;
+                    keep(&mut kept, v, better);
+                }
+                ReduceOp::Min => {
+                    let better = v < kept;
+                    keep(&mut kept, v, better);
+                }
+            }
+        }
+        *o = round(kept);
+    }
+}
+
+fn integer<T>(
+    out: &mut [T],
+    payloads: &[Arc<Payload>],
+    start: usize,
+    op: ReduceOp,
+    add: impl Fn(T, T) -> T,
+) where
+    T: bytemuck::AnyBitPattern + Ord,
+{
+    let len = out.len();
+    for (rank, payload) in payloads.iter().enumerate() {
+        let values: &[T] = payload.elements(start, len);
+        if rank == 0 {
+            out.copy_from_slice(values);
+            continue;
+        }
+        for (o, &v) in out.iter_mut().zip(values) {
+            *o = match op {
+                ReduceOp::Sum => add(*o, v),
+                ReduceOp::Max => v.max(*o),
+                ReduceOp::Min => v.min(*o),
+            };
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! Ranks as threads of one process.
+//!
+//! An operation deposits a copy of its input at the call and finishes in [`Work::wait`], where every rank
+//! reads the others' deposits and reduces them itself, in rank order: the same bits on each.
+
+mod buffer;
+mod world;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use buffer::{Payload, copy_into, reduce_into};
+use world::{Descriptor, World};
+
+use super::{Communicator, ReduceOp, Work};
+use crate::{Error, ErrorKind, Result, View, ViewMut};
+
+/// How thread ranks communicate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LocalOptions {
+    /// How long an operation may wait for the other ranks.
+    pub timeout: Duration,
+}
+
+impl Default for LocalOptions {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+/// One thread rank's end of a group.
+#[derive(Debug)]
+pub struct LocalCommunicator {
+    world: Arc<World>,
+    group: usize,
+    rank: usize,
+    members: Vec<usize>,
+    label: String,
+    timeout: Duration,
+    calls: Mutex<Calls>,
+}
+
+/// What this rank has called so far; the others' counts must match.
+#[derive(Debug, Default)]
+struct Calls {
+    collectives: u64,
+    sends: BTreeMap<usize, u64>,
+    receives: BTreeMap<usize, u64>,
+    subgroups: BTreeMap<(Vec<usize>, String), usize>,
+}
+
+impl LocalCommunicator {
+    /// The ends of a new world, one a rank.
+    pub fn world(world_size: usize, options: LocalOptions) -> Vec<Arc<Self>> {
+        let world = Arc::new(World::default());
+        let members: Vec<usize> = (0..world_size).collect();
+        let group = world.group(None, &members, "world", 0);
+        (0..world_size)
+            .map(|rank| {
+                Arc::new(Self {
+                    world: Arc::clone(&world),
+                    group,
+                    rank,
+                    members: members.clone(),
+                    label: "world".to_owned(),
+                    timeout: options.timeout,
+                    calls: Mutex::default(),
+                })
+            })
+            .collect()
+    }
+
+    /// Says that this rank will call nothing more: whoever waits for it fails at once instead of at the
+    /// timeout.
+    pub fn depart(&self) {
+        self.world.depart(self.members[self.rank]);
+    }
+
+    fn next_collective(&self) -> u64 {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.collectives += 1;
+        calls.collectives
+    }
+
+    /// Deposits and returns what finishes with all members' deposits.
+    fn collective<'a>(
+        &self,
+        descriptor: Descriptor,
+        input: Payload,
+        finish: impl FnOnce(&[Arc<Payload>]) -> Result<()> + Send + 'a,
+    ) -> Result<Work<'a>> {
+        let call = world::Call {
+            group: self.group,
+            rank: self.rank,
+            sequence: self.next_collective(),
+            descriptor,
+            label: self.label.clone(),
+            members: self.members.clone(),
+            timeout: self.timeout,
+        };
+        self.world.deposit(&call, input)?;
+        let world = Arc::clone(&self.world);
+        Ok(Work::pending(move || finish(&world.collect(&call)?)))
+    }
+
+    fn check_len(&self, operation: &'static str, expected: usize, found: usize) -> Result<()> {
+        if expected == found {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Defect,
+            operation,
+            "a buffer's length does not fit the counts",
+        )
+        .with("rank", self.rank)
+        .with("group", &self.label)
+        .with("expected", expected)
+        .with("found", found))
+    }
+
+    fn check_counts(&self, operation: &'static str, counts: &[usize]) -> Result<()> {
+        if counts.len() == self.members.len() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Defect,
+            operation,
+            "as many counts as members are needed",
+        )
+        .with("rank", self.rank)
+        .with("group", &self.label)
+        .with("expected", self.members.len())
+        .with("found", counts.len()))
+    }
+
+    fn check_peer(&self, operation: &'static str, peer: usize) -> Result<()> {
+        if peer < self.members.len() {
+            return Ok(());
+        }
+        Err(
+            Error::new(ErrorKind::Defect, operation, "no such rank in the group")
+                .with("rank", self.rank)
+                .with("group", &self.label)
+                .with("expected", format!("below {}", self.members.len()))
+                .with("found", peer),
+        )
+    }
+}
+
+/// Where rank r's part begins.
+fn offset(counts: &[usize], rank: usize) -> usize {
+    counts[..rank].iter().sum()
+}
+
+impl Communicator for LocalCommunicator {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn label(&self) -> &str {
+        &self.label
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn all_reduce<'a>(&self, mut buffer: ViewMut<'a>, op: ReduceOp) -> Result<Work<'a>> {
+        let len = buffer.len();
+        let descriptor = Descriptor::new("all_reduce", buffer.dtype(), vec![len]).reducing(op);
+        let input = Payload::copy("all_reduce", buffer.as_view())?;
+        self.collective(descriptor, input, move |deposits| {
+            reduce_into(&mut buffer, deposits, 0, op)
+        })
+    }
+
+    fn all_gather<'a>(
+        &self,
+        input: View<'a>,
+        mut output: ViewMut<'a>,
+        counts: &[usize],
+    ) -> Result<Work<'a>> {
+        const OPERATION: &str = "all_gather";
+        self.check_counts(OPERATION, counts)?;
+        self.check_len(OPERATION, counts[self.rank], input.len())?;
+        self.check_len(OPERATION, counts.iter().sum(), output.len())?;
+        let descriptor = Descriptor::new(OPERATION, input.dtype(), counts.to_vec());
+        let counts = counts.to_vec();
+        self.collective(
+            descriptor,
+            Payload::copy(OPERATION, input)?,
+            move |deposits| {
+                for (rank, deposit) in deposits.iter().enumerate() {
+                    copy_into(&mut output, offset(&counts, rank), deposit, 0, counts[rank])?;
+                }
+                Ok(())
+            },
+        )
+    }
+
+    fn reduce_scatter<'a>(
+        &self,
+        input: View<'a>,
+        mut output: ViewMut<'a>,
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<Work<'a>> {
+        const OPERATION: &str = "reduce_scatter";
+        self.check_counts(OPERATION, counts)?;
+        self.check_len(OPERATION, counts.iter().sum(), input.len())?;
+        self.check_len(OPERATION, counts[self.rank], output.len())?;
+        let descriptor = Descriptor::new(OPERATION, input.dtype(), counts.to_vec()).reducing(op);
+        let start = offset(counts, self.rank);
+        self.collective(
+            descriptor,
+            Payload::copy(OPERATION, input)?,
+            move |deposits| reduce_into(&mut output, deposits, start, op),
+        )
+    }
+
+    fn broadcast<'a>(&self, mut buffer: ViewMut<'a>, root: usize) -> Result<Work<'a>> {
+        const OPERATION: &str = "broadcast";
+        self.check_peer(OPERATION, root)?;
+        let len = buffer.len();
+        let descriptor = Descriptor::new(OPERATION, buffer.dtype(), vec![len, root]);
+        let is_root = self.rank == root;
+        let input = if is_root {
+            Payload::copy(OPERATION, buffer.as_view())?
+        } else {
+            Payload::empty(buffer.dtype())
+        };
+        self.collective(descriptor, input, move |deposits| {
+            if is_root {
+                Ok(())
+            } else {
+                copy_into(&mut buffer, 0, &deposits[root], 0, len)
+            }
+        })
+    }
+
+    fn all_to_all<'a>(
+        &self,
+        input: View<'a>,
+        send_counts: &[usize],
+        mut output: ViewMut<'a>,
+        receive_counts: &[usize],
+    ) -> Result<Work<'a>> {
+        const OPERATION: &str = "all_to_all";
+        self.check_counts(OPERATION, send_counts)?;
+        self.check_counts(OPERATION, receive_counts)?;
+        self.check_len(OPERATION, send_counts.iter().sum(), input.len())?;
+        self.check_len(OPERATION, receive_counts.iter().sum(), output.len())?;
+        let descriptor = Descriptor::new(OPERATION, input.dtype(), Vec::new());
+        let payload = Payload::copy(OPERATION, input)?.with_counts(send_counts);
+        let (rank, receive_counts, label) =
+            (self.rank, receive_counts.to_vec(), self.label.clone());
+        self.collective(descriptor, payload, move |deposits| {
+            for (from, deposit) in deposits.iter().enumerate() {
+                let sent = deposit.counts()[rank];
+                if sent != receive_counts[from] {
+                    return Err(Error::new(
+                        ErrorKind::Defect,
+                        OPERATION,
+                        "ranks disagree on a count",
+                    )
+                    .with("group", &label)
+                    .with("rank", rank)
+                    .with("from", from)
+                    .with("expected", receive_counts[from])
+                    .with("found", sent));
+                }
+                let from_start = offset(deposit.counts(), rank);
+                copy_into(
+                    &mut output,
+                    offset(&receive_counts, from),
+                    deposit,
+                    from_start,
+                    sent,
+                )?;
+            }
+            Ok(())
+        })
+    }
+
+    fn send<'a>(&self, input: View<'a>, to: usize) -> Result<Work<'a>> {
+        self.check_peer("send", to)?;
+        let sequence = {
+            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = calls.sends.entry(to).or_default();
+            *count += 1;
+            *count
+        };
+        let payload = Payload::copy("send", input)?;
+        self.world
+            .post((self.group, self.rank, to, sequence), payload)?;
+        Ok(Work::done())
+    }
+
+    fn receive<'a>(&self, mut output: ViewMut<'a>, from: usize) -> Result<Work<'a>> {
+        self.check_peer("receive", from)?;
+        let sequence = {
+            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = calls.receives.entry(from).or_default();
+            *count += 1;
+            *count
+        };
+        let call = world::Call {
+            group: self.group,
+            rank: self.rank,
+            sequence,
+            descriptor: Descriptor::new("receive", output.dtype(), vec![output.len()]),
+            label: self.label.clone(),
+            members: self.members.clone(),
+            timeout: self.timeout,
+        };
+        let world = Arc::clone(&self.world);
+        Ok(Work::pending(move || {
+            let payload = world.take_posted(&call, from)?;
+            if payload.len() != output.len() || payload.dtype() != output.dtype() {
+                return Err(Error::new(
+                    ErrorKind::Defect,
+                    "receive",
+                    "sender and receiver disagree",
+                )
+                .with("group", &call.label)
+                .with("rank", call.rank)
+                .with("from", from)
+                .with("expected", format!("{} x {}", output.dtype(), output.len()))
+                .with("found", format!("{} x {}", payload.dtype(), payload.len())));
+            }
+            let len = output.len();
+            copy_into(&mut output, 0, &payload, 0, len)
+        }))
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let descriptor = Descriptor::new("barrier", crate::DType::U8, Vec::new());
+        self.collective(descriptor, Payload::empty(crate::DType::U8), |_| Ok(()))?
+            .wait()
+    }
+
+    fn subgroup(&self, ranks: &[usize], label: &str) -> Result<Arc<dyn Communicator>> {
+        let rank = ranks.iter().position(|&r| r == self.rank).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Defect,
+                "subgroup",
+                "the caller is not in the new group",
+            )
+            .with("rank", self.rank)
+            .with("found", format!("{ranks:?}"))
+        })?;
+        let mut seen = std::collections::BTreeSet::new();
+        for &peer in ranks {
+            self.check_peer("subgroup", peer)?;
+            if !seen.insert(peer) {
+                return Err(
+                    Error::new(ErrorKind::Defect, "subgroup", "a rank is named twice")
+                        .with("found", format!("{ranks:?}")),
+                );
+            }
+        }
+        let members: Vec<usize> = ranks.iter().map(|&r| self.members[r]).collect();
+        let instance = {
+            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = calls
+                .subgroups
+                .entry((members.clone(), label.to_owned()))
+                .or_default();
+            *count += 1;
+            *count
+        };
+        Ok(Arc::new(Self {
+            world: Arc::clone(&self.world),
+            group: self
+                .world
+                .group(Some(self.group), &members, label, instance),
+            rank,
+            members,
+            label: label.to_owned(),
+            timeout: self.timeout,
+            calls: Mutex::default(),
+        }))
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.world.abort(cause);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::launch::run_ranks;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+#[test]
+fn collectives_give_every_rank_the_right_part() {
+    let results = run_ranks(3, TIMEOUT, |comm| {
+        let rank = comm.rank();
+        let mut sum = vec![rank as f32 + 1.0; 4];
+        comm.all_reduce((&mut sum).into(), ReduceOp::Sum)?.wait()?;
+        assert_eq!(sum, [6.0; 4]);
+
+        let counts = [2, 0, 1];
+        let mine = vec![rank as i64; counts[rank]];
+        let mut all = vec![-1i64; 3];
+        comm.all_gather((&mine).into(), (&mut all).into(), &counts)?
+            .wait()?;
+        assert_eq!(all, [0, 0, 2]);
+
+        let whole = vec![1.0f64, 2.0, 3.0];
+        let mut part = vec![0.0f64; counts[rank]];
+        comm.reduce_scatter((&whole).into(), (&mut part).into(), &counts, ReduceOp::Sum)?
+            .wait()?;
+        assert_eq!(part, [vec![3.0, 6.0], vec![], vec![9.0]][rank]);
+
+        let send: Vec<i32> = (0..3)
+            .flat_map(|to| vec![(10 * rank + to) as i32; to])
+            .collect();
+        let mut received = vec![0i32; rank * 3];
+        comm.all_to_all(
+            (&send).into(),
+            &[0, 1, 2],
+            (&mut received).into(),
+            &[rank; 3],
+        )?
+        .wait()?;
+        let want: Vec<i32> = (0..3)
+            .flat_map(|from| vec![(10 * from + rank) as i32; rank])
+            .collect();
+        assert_eq!(received, want);
+
+        let mut word = vec![rank as u8; 2];
+        comm.broadcast((&mut word).into(), 2)?.wait()?;
+        assert_eq!(word, [2, 2]);
+
+        let next = (rank + 1) % 3;
+        let message = vec![rank as f32];
+        let sent = comm.send((&message).into(), next)?;
+        let mut got = vec![-1.0f32];
+        comm.receive((&mut got).into(), (rank + 2) % 3)?.wait()?;
+        sent.wait()?;
+        assert_eq!(got, [((rank + 2) % 3) as f32]);
+        comm.barrier()
+    });
+    assert!(results.is_ok(), "{results:?}");
+}
+
+#[test]
+fn bf16_sums_accumulate_in_f32() {
+    use half::bf16;
+    run_ranks(3, TIMEOUT, |comm| {
+        let mut v = vec![bf16::from_f32([256.0, 1.0, 1.0][comm.rank()])];
+        comm.all_reduce((&mut v).into(), ReduceOp::Sum)?.wait()?;
+        assert_eq!(v[0].to_f32(), 258.0);
+        let mut m = vec![[1.0f32, f32::NAN, 3.0][comm.rank()]];
+        comm.all_reduce((&mut m).into(), ReduceOp::Max)?.wait()?;
+        assert!(m[0].is_nan());
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn subgroups_are_independent() {
+    run_ranks(4, TIMEOUT, |comm| {
+        let ranks = if comm.rank() % 2 == 0 { [0, 2] } else { [1, 3] };
+        let group = comm.subgroup(&ranks, "data_shard")?;
+        let mut v = vec![comm.rank() as f64];
+        group.sum_f64(&mut v)?;
+        assert_eq!(v, [ranks.iter().sum::<usize>() as f64]);
+        assert_eq!(group.rank(), comm.rank() / 2);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Many operations may be open at once; they end in any order.
+#[test]
+fn work_overlaps() {
+    run_ranks(2, TIMEOUT, |comm| {
+        let (mut a, mut b) = (vec![1.0f32; 8], vec![2.0f32; 8]);
+        let first = comm.all_reduce((&mut a).into(), ReduceOp::Sum)?;
+        let second = comm.all_reduce((&mut b).into(), ReduceOp::Sum)?;
+        second.wait()?;
+        first.wait()?;
+        assert_eq!((a[0], b[0]), (2.0, 4.0));
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// R02: the culprit, the operation, its number and size are named, and nobody hangs.
+#[test]
+fn a_panicking_rank_ends_every_rank() {
+    let begin = Instant::now();
+    let error = run_ranks(4, TIMEOUT, |comm| {
+        for step in 0..3 {
+            assert!(!(comm.rank() == 2 && step == 2), "deliberate");
+            comm.all_reduce((&mut vec![0.0f32; 5]).into(), ReduceOp::Sum)?
+                .wait()?;
+        }
+        Ok(())
+    })
+    .unwrap_err();
+    assert!(begin.elapsed() < TIMEOUT);
+    let text = error.to_string();
+    assert_eq!(error.kind(), ErrorKind::RankLost, "{text}");
+    assert!(
+        text.contains("rank = 2") && text.contains("deliberate"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_late_rank_is_named_within_the_timeout() {
+    let timeout = Duration::from_millis(200);
+    let begin = Instant::now();
+    let error = run_ranks(4, timeout, |comm| {
+        if comm.rank() == 2 {
+            std::thread::sleep(Duration::from_millis(900));
+        }
+        comm.all_reduce((&mut vec![0.0f32; 5]).into(), ReduceOp::Sum)?
+            .wait()
+    })
+    .unwrap_err();
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    let text = error.to_string();
+    for part in ["all_reduce", "[2]", "sequence = 1", "bytes = 20", "0.2 s"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+/// R03: a rank that has finished will not come.
+#[test]
+fn a_collective_called_by_rank_0_only_fails_at_once() {
+    let begin = Instant::now();
+    let error = run_ranks(2, TIMEOUT, |comm| {
+        if comm.rank() == 0 {
+            comm.barrier()
+        } else {
+            Ok(())
+        }
+    })
+    .unwrap_err();
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert_eq!(error.kind(), ErrorKind::RankLost);
+    assert!(error.to_string().contains("[1]"), "{error}");
+}
+
+#[test]
+fn disagreement_names_both_sides() {
+    let error = run_ranks(2, TIMEOUT, |comm| {
+        let mut v = vec![0.0f32; 3 + comm.rank()];
+        comm.all_reduce((&mut v).into(), ReduceOp::Sum)?.wait()
+    })
+    .unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("[3]") && text.contains("[4]"), "{text}");
+}

@@ -1,0 +1,280 @@
+//! What thread ranks share: deposits by group and sequence number, and who has left.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use super::buffer::Payload;
+use crate::{DType, Error, ErrorKind, Result, communicator::ReduceOp};
+
+/// What every member must agree on.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Descriptor {
+    operation: &'static str,
+    dtype: DType,
+    counts: Vec<usize>,
+    op: Option<ReduceOp>,
+}
+
+impl Descriptor {
+    pub(super) fn new(operation: &'static str, dtype: DType, counts: Vec<usize>) -> Self {
+        Self {
+            operation,
+            dtype,
+            counts,
+            op: None,
+        }
+    }
+
+    pub(super) fn reducing(mut self, op: ReduceOp) -> Self {
+        self.op = Some(op);
+        self
+    }
+
+    fn bytes(&self) -> usize {
+        self.counts.iter().sum::<usize>() * self.dtype.size()
+    }
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} x {:?}",
+            self.operation, self.dtype, self.counts
+        )?;
+        self.op.map_or(Ok(()), |op| write!(f, " ({op:?})"))
+    }
+}
+
+/// One rank's call of one operation.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) group: usize,
+    pub(super) rank: usize,
+    pub(super) sequence: u64,
+    pub(super) descriptor: Descriptor,
+    pub(super) label: String,
+    /// World ranks of the group's members.
+    pub(super) members: Vec<usize>,
+    pub(super) timeout: Duration,
+}
+
+impl Call {
+    fn error(&self, kind: ErrorKind, message: impl Into<String>) -> Error {
+        Error::new(kind, self.descriptor.operation, message)
+            .with("rank", self.members[self.rank])
+            .with("group", &self.label)
+            .with("sequence", self.sequence)
+            .with("bytes", self.descriptor.bytes())
+    }
+
+    /// `missing` are ranks within the group.
+    fn not_arrived(&self, missing: &[usize], departed: &BTreeSet<usize>) -> Error {
+        let missing: Vec<usize> = missing.iter().map(|&r| self.members[r]).collect();
+        let gone: Vec<usize> = missing
+            .iter()
+            .copied()
+            .filter(|r| departed.contains(r))
+            .collect();
+        let (kind, message) = if gone.is_empty() {
+            let seconds = self.timeout.as_secs_f64();
+            (
+                ErrorKind::Timeout,
+                format!("ranks {missing:?} did not arrive within {seconds} s"),
+            )
+        } else {
+            (
+                ErrorKind::RankLost,
+                format!("ranks {gone:?} have left and will not arrive"),
+            )
+        };
+        self.error(kind, message)
+            .with("missing", format!("{missing:?}"))
+            .help(
+                "look for the first error of the missing ranks; every rank must call the same \
+             operations in the same order",
+            )
+    }
+}
+
+/// Shared by all ranks and groups of one world: one lock, one condition.
+#[derive(Debug, Default)]
+pub(super) struct World {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    groups: Vec<Group>,
+    /// Groups by parent, members, label, and how many like it the caller made before.
+    made: BTreeMap<(Option<usize>, Vec<usize>, String, usize), usize>,
+    posted: BTreeMap<(usize, usize, usize, u64), Payload>,
+    departed: BTreeSet<usize>,
+    aborted: Option<Error>,
+}
+
+#[derive(Debug)]
+struct Group {
+    size: usize,
+    slots: BTreeMap<u64, Slot>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    first: (usize, Descriptor),
+    deposits: Vec<Option<Arc<Payload>>>,
+    collected: usize,
+}
+
+impl State {
+    fn check(&self) -> Result<()> {
+        self.aborted
+            .as_ref()
+            .map_or(Ok(()), |cause| Err(cause.duplicate()))
+    }
+}
+
+impl World {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change below is complete before its guard drops, so a poisoned lock still holds sound state.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn group(
+        &self,
+        parent: Option<usize>,
+        members: &[usize],
+        label: &str,
+        instance: usize,
+    ) -> usize {
+        let mut state = self.lock();
+        let key = (parent, members.to_vec(), label.to_owned(), instance);
+        if let Some(&group) = state.made.get(&key) {
+            return group;
+        }
+        let group = state.groups.len();
+        state.groups.push(Group {
+            size: members.len(),
+            slots: BTreeMap::new(),
+        });
+        state.made.insert(key, group);
+        group
+    }
+
+    pub(super) fn depart(&self, world_rank: usize) {
+        self.lock().departed.insert(world_rank);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn abort(&self, cause: &Error) {
+        self.lock().aborted.get_or_insert_with(|| cause.duplicate());
+        self.changed.notify_all();
+    }
+
+    pub(super) fn deposit(&self, call: &Call, payload: Payload) -> Result<()> {
+        let mut state = self.lock();
+        state.check()?;
+        let group = &mut state.groups[call.group];
+        let size = group.size;
+        let slot = group.slots.entry(call.sequence).or_insert_with(|| Slot {
+            first: (call.rank, call.descriptor.clone()),
+            deposits: vec![None; size],
+            collected: 0,
+        });
+        if slot.first.1 != call.descriptor {
+            let (rank, first) = &slot.first;
+            let error = call
+                .error(ErrorKind::Defect, "ranks disagree on an operation")
+                .with("found", &call.descriptor)
+                .with(
+                    "expected",
+                    format!("{first} (called by rank {})", call.members[*rank]),
+                );
+            state.aborted = Some(error.duplicate());
+            drop(state);
+            self.changed.notify_all();
+            return Err(error);
+        }
+        slot.deposits[call.rank] = Some(Arc::new(payload));
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits until every member has deposited.
+    pub(super) fn collect(&self, call: &Call) -> Result<Vec<Arc<Payload>>> {
+        self.wait(call, |state| {
+            let slot = state.groups[call.group].slots.get_mut(&call.sequence);
+            let Some(slot) = slot else {
+                return Err((0..call.members.len()).collect());
+            };
+            let missing: Vec<usize> = (0..slot.deposits.len())
+                .filter(|&r| slot.deposits[r].is_none())
+                .collect();
+            if !missing.is_empty() {
+                return Err(missing);
+            }
+            let deposits = slot.deposits.iter().flatten().map(Arc::clone).collect();
+            slot.collected += 1;
+            if slot.collected == slot.deposits.len() {
+                state.groups[call.group].slots.remove(&call.sequence);
+            }
+            Ok(deposits)
+        })
+    }
+
+    pub(super) fn post(&self, key: (usize, usize, usize, u64), payload: Payload) -> Result<()> {
+        let mut state = self.lock();
+        state.check()?;
+        state.posted.insert(key, payload);
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits for a point-to-point message.
+    pub(super) fn take_posted(&self, call: &Call, from: usize) -> Result<Payload> {
+        let key = (call.group, from, call.rank, call.sequence);
+        self.wait(call, |state| {
+            state.posted.remove(&key).ok_or_else(|| vec![from])
+        })
+    }
+
+    /// Tries until it succeeds; `attempt` returns the group's ranks that are missing.
+    fn wait<T>(
+        &self,
+        call: &Call,
+        mut attempt: impl FnMut(&mut State) -> std::result::Result<T, Vec<usize>>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + call.timeout;
+        let mut state = self.lock();
+        loop {
+            let missing = match attempt(&mut state) {
+                Ok(done) => return Ok(done),
+                Err(missing) => missing,
+            };
+            state.check()?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let gone = missing
+                .iter()
+                .any(|&r| state.departed.contains(&call.members[r]));
+            if left.is_zero() || gone {
+                let error = call.not_arrived(&missing, &state.departed);
+                state.aborted.get_or_insert_with(|| error.duplicate());
+                drop(state);
+                self.changed.notify_all();
+                return Err(error);
+            }
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
