@@ -16,6 +16,7 @@ pub mod mesh;
 pub mod metrics;
 pub mod model;
 pub mod objective;
+pub mod optim;
 pub mod plan;
 mod tensor;
 pub mod weights;

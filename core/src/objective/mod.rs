@@ -5,7 +5,20 @@
 //! ([`ObjectiveValue`]), and the engine carries the derivatives backward. All of it is f64: T numbers are
 //! nothing beside T x V logits.
 
+mod aggregate;
+mod builtin;
+mod evaluation;
+mod nll;
+
+pub use aggregate::Aggregation;
+pub use builtin::{BuiltinObjective, from_config};
+pub use nll::Nll;
+
+use evaluation::Evaluation;
+
 use std::fmt;
+
+use enum_dispatch::enum_dispatch;
 
 use crate::{
     Result,
@@ -71,6 +84,7 @@ pub struct ObjectiveValue {
 }
 
 /// A loss. Implement it to train with your own; it then runs under every engine and layout.
+#[enum_dispatch]
 pub trait Objective: Send + Sync + fmt::Debug {
     /// Name for metrics and errors.
     fn name(&self) -> &str;
