@@ -11,6 +11,7 @@ pub mod communicator;
 pub mod config;
 pub mod engine;
 mod error;
+pub mod init;
 pub mod launch;
 pub mod mesh;
 pub mod metrics;

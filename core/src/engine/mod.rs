@@ -1,12 +1,16 @@
 //! The contract: what a training backend is and what its engine does.
 
+mod build;
 mod capability;
+mod guard;
 mod report;
 
+pub use build::build_engine;
 pub use capability::{
     Capability, ContextParallel, DataParallel, ExpertParallel, PipelineParallel,
     RecomputeCapability, TensorParallel,
 };
+pub use guard::{GuardOptions, Guarded};
 pub use report::{ForwardBackwardReport, MemoryReport, OptimReport};
 
 use std::{fmt, sync::Arc};
@@ -62,7 +66,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
 /// Where an engine's first weights come from.
 #[derive(Debug)]
 pub enum WeightInit<'a> {
-    /// Drawn from this seed: the same on any mesh.
+    /// Drawn by [`crate::init::SeededWeights`] from this seed: the same on any mesh.
     Seed(u64),
     /// Read, by Hugging Face names.
     Source(&'a dyn WeightSource),
