@@ -1,0 +1,266 @@
+//! The five products of the backward pass, block by block, with probabilities computed again from lse.
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::block::{KEYS, Padded, QUERIES, QueryBlock, Task, cut, cut_len, for_tasks};
+use super::block::{pack_columns, pack_rows};
+use super::{AttentionDims, Gradients, Inputs, Saved};
+use crate::micro::{COLUMNS, Left, Out, Right, product};
+use crate::rows::SharedMut;
+use crate::simd::{dot_f64, exp, fma};
+use crate::{Cpu, RowsMut};
+
+fn tile_sizes(padded: Padded) -> [usize; 12] {
+    let (tokens, queries, scores) = (padded.tokens(), padded.queries(), QUERIES * KEYS);
+    [
+        tokens, tokens, tokens, tokens, tokens, queries, queries, queries, scores, scores, QUERIES,
+        QUERIES,
+    ]
+}
+
+/// Elements of scratch a worker needs.
+pub(super) fn scratch_len(dims: &AttentionDims<'_>) -> usize {
+    cut_len(&tile_sizes(Padded::new(dims, dims.longest())))
+}
+
+pub(super) fn run(
+    cpu: Cpu,
+    dims: &AttentionDims<'_>,
+    inputs: &Inputs<'_>,
+    saved: &Saved<'_>,
+    gradients: &Gradients<'_>,
+    scratch: &mut [f32],
+) {
+    let share = scratch_len(dims);
+    let scratch = SharedMut::new(scratch);
+    for_tasks(cpu, dims, |worker, task| {
+        // SAFETY: every worker has a share of its own.
+        let scratch = unsafe { scratch.range(worker * share..(worker + 1) * share) };
+        dispatch!(cpu, run_task, dims, inputs, saved, task, gradients, scratch);
+    });
+}
+
+#[inline(always)]
+fn run_task<S: Simd>(
+    simd: S,
+    dims: &AttentionDims<'_>,
+    inputs: &Inputs<'_>,
+    saved: &Saved<'_>,
+    task: Task,
+    gradients: &Gradients<'_>,
+    scratch: &mut [f32],
+) {
+    let padded = Padded::new(dims, task.len);
+    let (e, e_pad) = (dims.head_dim, padded.head_dim);
+    let [
+        keys_t,
+        values_t,
+        keys,
+        dk,
+        dv,
+        q,
+        dout,
+        dq,
+        p,
+        ds,
+        lse,
+        delta,
+    ] = cut(scratch, tile_sizes(padded));
+    let tokens = task.start..task.start + task.len;
+    pack_columns(
+        inputs.k,
+        tokens.clone(),
+        task.kv_head,
+        e,
+        padded.len,
+        keys_t,
+    );
+    pack_columns(
+        inputs.v,
+        tokens.clone(),
+        task.kv_head,
+        e,
+        padded.len,
+        values_t,
+    );
+    pack_rows(inputs.k, tokens.clone(), task.kv_head, e, e_pad, keys);
+    dk.fill(0.0);
+    dv.fill(0.0);
+
+    let group = dims.heads / dims.kv_heads;
+    for head in task.kv_head * group..(task.kv_head + 1) * group {
+        for block in QueryBlock::all(dims, task.len) {
+            let first = task.start + block.queries.start;
+            let queries = first..first + block.queries.len();
+            pack_rows(inputs.q, queries.clone(), head, e, e_pad, q);
+            pack_rows(saved.dout, queries.clone(), head, e, e_pad, dout);
+            for (row, t) in queries.clone().enumerate() {
+                let band = head * e..(head + 1) * e;
+                lse[row] = saved.lse[t * dims.heads + head];
+                delta[row] = dot_f64(
+                    simd,
+                    &saved.dout.row(t)[band.clone()],
+                    &saved.out.row(t)[band],
+                ) as f32;
+            }
+            dq.fill(0.0);
+            for seen in block.key_blocks() {
+                let rows = block.padded_rows();
+                let columns = seen.len().next_multiple_of(COLUMNS);
+                let tile = |data| Left {
+                    data,
+                    row: KEYS,
+                    col: 1,
+                };
+                let turned = |data| Left {
+                    data,
+                    row: 1,
+                    col: KEYS,
+                };
+
+                let right = Right {
+                    data: &keys_t[seen.start..],
+                    row: padded.len,
+                };
+                let out = Out {
+                    data: p,
+                    row: KEYS,
+                    accumulate: false,
+                };
+                product(
+                    simd,
+                    (rows, columns, e),
+                    Left {
+                        data: q,
+                        row: e_pad,
+                        col: 1,
+                    },
+                    right,
+                    out,
+                );
+                let right = Right {
+                    data: &values_t[seen.start..],
+                    row: padded.len,
+                };
+                let out = Out {
+                    data: ds,
+                    row: KEYS,
+                    accumulate: false,
+                };
+                let left = Left {
+                    data: dout,
+                    row: e_pad,
+                    col: 1,
+                };
+                product(simd, (rows, columns, e), left, right, out);
+
+                score_gradients(
+                    simd,
+                    &block,
+                    &seen,
+                    columns,
+                    dims.scale,
+                    (lse, delta),
+                    (p, ds),
+                );
+
+                let shape = (columns, e_pad, block.queries.len());
+                let at = seen.start * e_pad..;
+                let out = Out {
+                    data: &mut dv[at.clone()],
+                    row: e_pad,
+                    accumulate: true,
+                };
+                product(
+                    simd,
+                    shape,
+                    turned(p),
+                    Right {
+                        data: dout,
+                        row: e_pad,
+                    },
+                    out,
+                );
+                let out = Out {
+                    data: &mut dk[at.clone()],
+                    row: e_pad,
+                    accumulate: true,
+                };
+                product(
+                    simd,
+                    shape,
+                    turned(ds),
+                    Right {
+                        data: q,
+                        row: e_pad,
+                    },
+                    out,
+                );
+                let out = Out {
+                    data: dq,
+                    row: e_pad,
+                    accumulate: true,
+                };
+                let right = Right {
+                    data: &keys[at],
+                    row: e_pad,
+                };
+                product(simd, (rows, e_pad, seen.len()), tile(ds), right, out);
+            }
+            unpack(dq, e_pad, &gradients.dq, queries, head, e);
+        }
+    }
+    unpack(dk, e_pad, &gradients.dk, tokens.clone(), task.kv_head, e);
+    unpack(dv, e_pad, &gradients.dv, tokens, task.kv_head, e);
+}
+
+/// From scores and dout . v to probabilities and score gradients, in place; zero where a query sees no key.
+#[inline(always)]
+fn score_gradients<S: Simd>(
+    _: S,
+    block: &QueryBlock,
+    keys: &Range<usize>,
+    columns: usize,
+    scale: f32,
+    (lse, delta): (&[f32], &[f32]),
+    (p, ds): (&mut [f32], &mut [f32]),
+) {
+    for row in 0..block.padded_rows() {
+        let seen = block.columns(row, keys);
+        let (p, ds) = (
+            &mut p[row * KEYS..][..columns],
+            &mut ds[row * KEYS..][..columns],
+        );
+        for tile in [&mut *p, &mut *ds] {
+            tile[..seen.start].fill(0.0);
+            tile[seen.end..].fill(0.0);
+        }
+        if seen.is_empty() {
+            continue;
+        }
+        let (lse, delta) = (lse[row], delta[row]);
+        for (p, ds) in p[seen.clone()].iter_mut().zip(&mut ds[seen]) {
+            *p = exp::<S>(fma::<S>(*p, scale, -lse));
+            *ds = *p * (*ds - delta) * scale;
+        }
+    }
+}
+
+/// Writes one head of consecutive tokens back from its padded rows.
+#[inline(always)]
+fn unpack(
+    from: &[f32],
+    padded: usize,
+    to: &RowsMut<'_>,
+    tokens: Range<usize>,
+    head: usize,
+    head_dim: usize,
+) {
+    for (t, from) in tokens.zip(from.chunks_exact(padded)) {
+        // SAFETY: no other task has this token and head.
+        let to = unsafe { to.band_shared(t, head * head_dim..(head + 1) * head_dim) };
+        to.copy_from_slice(&from[..head_dim]);
+    }
+}

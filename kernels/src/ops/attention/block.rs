@@ -1,0 +1,181 @@
+//! What both passes share: block sizes, packing of a head into padded tiles, and which keys a query sees.
+
+use std::ops::Range;
+
+use super::AttentionDims;
+use crate::micro::{COLUMNS, ROWS};
+use crate::{Cpu, Rows};
+
+/// Queries of a block.
+pub(super) const QUERIES: usize = 64;
+/// Keys of a block.
+pub(super) const KEYS: usize = 128;
+/// f32 of a cache line: tiles start at multiples of it.
+const LINE: usize = 16;
+
+/// One sequence and one key/value head.
+#[derive(Clone, Copy)]
+pub(super) struct Task {
+    pub(super) start: usize,
+    pub(super) len: usize,
+    pub(super) kv_head: usize,
+}
+
+/// Calls `f(worker, task)` for all pairs of a sequence and a key/value head.
+pub(super) fn for_tasks(cpu: Cpu, dims: &AttentionDims<'_>, f: impl Fn(usize, Task) + Sync) {
+    cpu.for_tasks(dims.tasks(), |worker, task| {
+        let (sequence, kv_head) = (task / dims.kv_heads, task % dims.kv_heads);
+        let start = dims.cu_seqlens[sequence];
+        let len = dims.cu_seqlens[sequence + 1] - start;
+        if len > 0 {
+            f(
+                worker,
+                Task {
+                    start,
+                    len,
+                    kv_head,
+                },
+            );
+        }
+    });
+}
+
+/// Sizes after padding.
+#[derive(Clone, Copy)]
+pub(super) struct Padded {
+    /// E, a multiple of the tile's columns.
+    pub(super) head_dim: usize,
+    /// Length of the sequence, likewise.
+    pub(super) len: usize,
+}
+
+impl Padded {
+    pub(super) fn new(dims: &AttentionDims<'_>, len: usize) -> Self {
+        Self {
+            head_dim: dims.head_dim.next_multiple_of(COLUMNS),
+            len: len.next_multiple_of(COLUMNS),
+        }
+    }
+
+    /// Elements of [len, E], either way round.
+    pub(super) fn tokens(&self) -> usize {
+        self.len * self.head_dim
+    }
+
+    /// Elements of a block of queries.
+    pub(super) fn queries(&self) -> usize {
+        QUERIES * self.head_dim
+    }
+}
+
+/// A block of queries of one head.
+#[derive(Clone)]
+pub(super) struct QueryBlock {
+    /// Positions in the sequence.
+    pub(super) queries: Range<usize>,
+    window: usize,
+}
+
+impl QueryBlock {
+    pub(super) fn all(dims: &AttentionDims<'_>, len: usize) -> impl Iterator<Item = Self> {
+        let window = dims.window.unwrap_or(usize::MAX);
+        (0..len).step_by(QUERIES).map(move |start| Self {
+            queries: start..len.min(start + QUERIES),
+            window,
+        })
+    }
+
+    /// Rows of the padded block.
+    pub(super) fn padded_rows(&self) -> usize {
+        self.queries.len().next_multiple_of(ROWS)
+    }
+
+    /// Blocks of keys that some query of the block sees: starts are multiples of [`KEYS`].
+    pub(super) fn key_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let first = self.visible(0).start / KEYS * KEYS;
+        let end = self.queries.end;
+        (first..end)
+            .step_by(KEYS)
+            .map(move |start| start..end.min(start + KEYS))
+    }
+
+    /// Keys that row `row` of the block sees.
+    fn visible(&self, row: usize) -> Range<usize> {
+        let query = self.queries.start + row;
+        (query + 1).saturating_sub(self.window)..query + 1
+    }
+
+    /// Columns of a tile over `keys` that row `row` sees; an empty range for padding rows.
+    #[inline(always)]
+    pub(super) fn columns(&self, row: usize, keys: &Range<usize>) -> Range<usize> {
+        if row >= self.queries.len() {
+            return 0..0;
+        }
+        let visible = self.visible(row);
+        let start = visible.start.clamp(keys.start, keys.end) - keys.start;
+        let end = visible.end.clamp(keys.start, keys.end) - keys.start;
+        start..end
+    }
+}
+
+/// One head of consecutive tokens as rows [tokens, E], padded with zeros to [rows, padded E].
+#[inline(always)]
+pub(super) fn pack_rows(
+    x: Rows<'_>,
+    tokens: Range<usize>,
+    head: usize,
+    head_dim: usize,
+    padded: usize,
+    to: &mut [f32],
+) {
+    let (used, rest) = to.split_at_mut(tokens.len() * padded);
+    for (t, to) in tokens.zip(used.chunks_exact_mut(padded)) {
+        to[..head_dim].copy_from_slice(&x.row(t)[head * head_dim..][..head_dim]);
+        to[head_dim..].fill(0.0);
+    }
+    rest.fill(0.0);
+}
+
+/// One head of consecutive tokens as columns [E, padded tokens], padded with zeros.
+#[inline(always)]
+pub(super) fn pack_columns(
+    x: Rows<'_>,
+    tokens: Range<usize>,
+    head: usize,
+    head_dim: usize,
+    padded_len: usize,
+    to: &mut [f32],
+) {
+    let len = tokens.len();
+    for block in (0..len).step_by(LINE) {
+        let end = len.min(block + LINE);
+        for t in block..end {
+            let row = &x.row(tokens.start + t)[head * head_dim..][..head_dim];
+            for (e, &value) in row.iter().enumerate() {
+                to[e * padded_len + t] = value;
+            }
+        }
+    }
+    for row in to[..head_dim * padded_len].chunks_exact_mut(padded_len) {
+        row[len..].fill(0.0);
+    }
+}
+
+/// Cuts consecutive tiles of these sizes from a worker's share of the scratch, from a cache line on.
+pub(super) fn cut<const N: usize>(scratch: &mut [f32], sizes: [usize; N]) -> [&mut [f32]; N] {
+    let skip = scratch.as_ptr().align_offset(4 * LINE).min(LINE);
+    let mut rest = &mut scratch[skip..];
+    sizes.map(|size| {
+        let (tile, after) = std::mem::take(&mut rest).split_at_mut(size.next_multiple_of(LINE));
+        rest = after;
+        &mut tile[..size]
+    })
+}
+
+/// Elements that [`cut`] needs for these sizes.
+pub(super) fn cut_len(sizes: &[usize]) -> usize {
+    LINE + sizes
+        .iter()
+        .map(|size| size.next_multiple_of(LINE))
+        .sum::<usize>()
+}

@@ -1,0 +1,204 @@
+//! Blocks of queries against blocks of keys, with the softmax carried along (online).
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::block::{KEYS, Padded, QUERIES, QueryBlock, Task, cut, cut_len, for_tasks};
+use super::block::{pack_columns, pack_rows};
+use super::{AttentionDims, Inputs};
+use crate::micro::{COLUMNS, Left, Out, Right, product};
+use crate::rows::SharedMut;
+use crate::simd::{LANES, exp, fma, max_of};
+use crate::{Cpu, RowsMut};
+
+fn tile_sizes(padded: Padded) -> [usize; 7] {
+    let (tokens, queries) = (padded.tokens(), padded.queries());
+    [
+        tokens,
+        tokens,
+        queries,
+        queries,
+        QUERIES * KEYS,
+        QUERIES,
+        QUERIES,
+    ]
+}
+
+/// Elements of scratch a worker needs.
+pub(super) fn scratch_len(dims: &AttentionDims<'_>) -> usize {
+    cut_len(&tile_sizes(Padded::new(dims, dims.longest())))
+}
+
+pub(super) fn run(
+    cpu: Cpu,
+    dims: &AttentionDims<'_>,
+    inputs: &Inputs<'_>,
+    out: &RowsMut<'_>,
+    lse: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let share = scratch_len(dims);
+    let (lse, scratch) = (SharedMut::new(lse), SharedMut::new(scratch));
+    for_tasks(cpu, dims, |worker, task| {
+        // SAFETY: every worker has a share of its own.
+        let scratch = unsafe { scratch.range(worker * share..(worker + 1) * share) };
+        dispatch!(cpu, run_task, dims, inputs, task, out, &lse, scratch);
+    });
+}
+
+#[inline(always)]
+fn run_task<S: Simd>(
+    simd: S,
+    dims: &AttentionDims<'_>,
+    inputs: &Inputs<'_>,
+    task: Task,
+    out: &RowsMut<'_>,
+    lse: &SharedMut<'_, f32>,
+    scratch: &mut [f32],
+) {
+    let padded = Padded::new(dims, task.len);
+    let (e, e_pad) = (dims.head_dim, padded.head_dim);
+    let [keys_t, values, q, acc, scores, peak, sum] = cut(scratch, tile_sizes(padded));
+    let tokens = task.start..task.start + task.len;
+    pack_columns(
+        inputs.k,
+        tokens.clone(),
+        task.kv_head,
+        e,
+        padded.len,
+        keys_t,
+    );
+    pack_rows(inputs.v, tokens, task.kv_head, e, e_pad, values);
+
+    let group = dims.heads / dims.kv_heads;
+    for head in task.kv_head * group..(task.kv_head + 1) * group {
+        for block in QueryBlock::all(dims, task.len) {
+            let first = task.start + block.queries.start;
+            let tokens = first..first + block.queries.len();
+            pack_rows(inputs.q, tokens.clone(), head, e, e_pad, q);
+            acc.fill(0.0);
+            peak.fill(f32::NEG_INFINITY);
+            sum.fill(0.0);
+            for keys in block.key_blocks() {
+                let columns = keys.len().next_multiple_of(COLUMNS);
+                let rows = block.padded_rows();
+                let left = Left {
+                    data: q,
+                    row: e_pad,
+                    col: 1,
+                };
+                let right = Right {
+                    data: &keys_t[keys.start..],
+                    row: padded.len,
+                };
+                let tile = Out {
+                    data: scores,
+                    row: KEYS,
+                    accumulate: false,
+                };
+                product(simd, (rows, columns, e), left, right, tile);
+                let stats = (&mut *peak, &mut *sum);
+                softmax_step(
+                    simd, &block, &keys, columns, dims.scale, scores, stats, acc, e_pad,
+                );
+                let left = Left {
+                    data: scores,
+                    row: KEYS,
+                    col: 1,
+                };
+                let right = Right {
+                    data: &values[keys.start * e_pad..],
+                    row: e_pad,
+                };
+                let tile = Out {
+                    data: acc,
+                    row: e_pad,
+                    accumulate: true,
+                };
+                product(simd, (rows, e_pad, keys.len()), left, right, tile);
+            }
+            for (row, t) in tokens.enumerate() {
+                // SAFETY: no other task has this token and head.
+                let (out, lse) = unsafe {
+                    let at = t * dims.heads + head;
+                    (
+                        out.band_shared(t, head * e..(head + 1) * e),
+                        lse.range(at..at + 1),
+                    )
+                };
+                let inverse = 1.0 / sum[row];
+                for (out, &x) in out.iter_mut().zip(&acc[row * e_pad..]) {
+                    *out = x * inverse;
+                }
+                lse[0] = peak[row] + sum[row].ln();
+            }
+        }
+    }
+}
+
+/// Turns a tile of scores into e^(s - peak), zero where a query sees no key, and rescales what earlier blocks
+/// summed to the new peak.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)] // the state of one row of blocks
+fn softmax_step<S: Simd>(
+    simd: S,
+    block: &QueryBlock,
+    keys: &Range<usize>,
+    columns: usize,
+    scale: f32,
+    scores: &mut [f32],
+    (peak, sum): (&mut [f32], &mut [f32]),
+    acc: &mut [f32],
+    e_pad: usize,
+) {
+    for row in 0..block.padded_rows() {
+        let scores = &mut scores[row * KEYS..][..columns];
+        let seen = block.columns(row, keys);
+        if seen.is_empty() {
+            scores.fill(0.0);
+            continue;
+        }
+        scores[..seen.start].fill(0.0);
+        scores[seen.end..].fill(0.0);
+        let seen = &mut scores[seen];
+        let top = max_of(simd, seen) * scale;
+        let top = if top > peak[row] { top } else { peak[row] };
+        let total = exp_row(simd, scale, top, seen);
+        if top > peak[row] {
+            // 0 for the first block, whose old peak is negative infinity.
+            let shrink = exp::<S>(peak[row] - top);
+            sum[row] *= shrink;
+            for x in &mut acc[row * e_pad..][..e_pad] {
+                *x *= shrink;
+            }
+            peak[row] = top;
+        }
+        sum[row] += total;
+    }
+}
+
+/// x <- e^(scale x - top); returns the sum.
+#[inline(always)]
+fn exp_row<S: Simd>(_: S, scale: f32, top: f32, row: &mut [f32]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let (chunks, rest) = row.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *x = exp::<S>(fma::<S>(*x, scale, -top));
+            *lane += *x;
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *x = exp::<S>(fma::<S>(*x, scale, -top));
+        *lane += *x;
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}

@@ -1,0 +1,13 @@
+//! The ops, a folder each.
+
+pub mod adamw;
+pub mod attention;
+pub mod cross_entropy;
+pub mod elementwise;
+pub mod embedding;
+pub mod gemm;
+pub mod linear;
+pub mod linear_cross_entropy;
+pub mod rms_norm;
+pub mod rope;
+pub mod swiglu;
