@@ -64,9 +64,9 @@ fn run(chore: Chore) -> anyhow::Result<ExitCode> {
     match chore {
         Chore::Setup { verify } => {
             let libtorch = libtorch::ensure(verify)?;
-            println!("{}", libtorch.describe());
             println!(
-                "For plain cargo commands in this shell:\n  {}",
+                "{}\nFor plain cargo commands in this shell:\n  {}",
+                libtorch.describe(),
                 libtorch.export_line()
             );
         }

@@ -54,6 +54,8 @@ impl Progress {
 
     /// States how many bytes are done.
     pub(crate) fn set(&self, bytes: u64) {
+        // pip copies a finished download: for a moment there is more than the total.
+        let bytes = self.total.get().map_or(bytes, |total| bytes.min(total));
         if let Some(bar) = &self.bar {
             bar.set_position(bytes);
         } else if self.logged.get().elapsed() >= LOG_EVERY {

@@ -3,12 +3,14 @@
 use crate::libtorch::Libtorch;
 use anyhow::Result;
 use cargo_metadata::{Metadata, MetadataCommand, Package};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// The root of this checkout.
 pub(crate) fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // At run time if possible: checkouts that share a target folder may share this program.
+    let built_in = || env!("CARGO_MANIFEST_DIR").into();
+    let here = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(built_in));
     here.parent()
         .expect("the xtask package lies in the workspace root")
         .to_path_buf()

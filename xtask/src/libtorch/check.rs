@@ -62,16 +62,17 @@ pub(super) fn folder(folder: &Path) -> Result<()> {
         ensure!(
             folder.join(part).exists(),
             "{name}: not a libtorch folder\n  found    no {part}\n  expected libtorch \
-             {TORCH_VERSION} with include/ and lib/\n  help     {HELP}"
+             {TORCH_VERSION} with include/ and lib/\n  help     {}",
+            help(&name)
         );
     }
     let (version, file) = version_of(folder)
-        .with_context(|| format!("{name}: cannot tell which version this is\n  help     {HELP}"))?;
+        .with_context(|| format!("{name}: cannot tell which version this is; {}", help(&name)))?;
     check_version(&name, &version, &file)?;
     let c10 = folder.join("lib/libc10.so");
     let bytes = std::fs::read(&c10).with_context(|| format!("cannot read {}", c10.display()))?;
     if std::env::var("LIBTORCH_CXX11_ABI").is_ok_and(|abi| abi == "0") {
-        return Err(wrong_abi(&name, "LIBTORCH_CXX11_ABI"));
+        return Err(wrong_abi("LIBTORCH_CXX11_ABI=0", "the environment"));
     }
     if has_old_abi(&bytes) {
         return Err(wrong_abi(&name, "lib/libc10.so"));
@@ -79,7 +80,15 @@ pub(super) fn folder(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-const HELP: &str = "unset LIBTORCH and run `cargo xtask setup`, or name a folder that fits";
+/// What to do about a libtorch that a variable brought in (`name` is `VARIABLE` or
+/// `VARIABLE=value`).
+fn help(name: &str) -> String {
+    let variable = name.split('=').next().unwrap_or(name);
+    format!(
+        "unset {variable} and run `cargo xtask setup` for one that fits, or give it libtorch \
+         {TORCH_VERSION}"
+    )
+}
 
 /// The version and the file that states it: libtorch archives carry `build-version`, the python
 /// package `version.py`.
@@ -105,7 +114,8 @@ fn check_version(name: &str, found: &str, stated_in: &str) -> Result<()> {
     ensure!(
         bare == TORCH_VERSION,
         "{name}: wrong libtorch version\n  found    {found} (in {stated_in})\n  expected \
-         {TORCH_VERSION} (what tch {TCH_VERSION} compiles against)\n  help     {HELP}"
+         {TORCH_VERSION} (what tch {TCH_VERSION} compiles against)\n  help     {}",
+        help(name)
     );
     Ok(())
 }
@@ -113,7 +123,8 @@ fn check_version(name: &str, found: &str, stated_in: &str) -> Result<()> {
 fn wrong_abi(name: &str, stated_in: &str) -> anyhow::Error {
     anyhow::anyhow!(
         "{name}: wrong C++ ABI\n  found    the pre-C++11 ABI (in {stated_in})\n  expected the C++11 \
-         ABI (_GLIBCXX_USE_CXX11_ABI=1), which libtorch {TORCH_VERSION} has\n  help     {HELP}"
+         ABI (_GLIBCXX_USE_CXX11_ABI=1), which libtorch {TORCH_VERSION} has\n  help     {}",
+        help(name)
     )
 }
 
