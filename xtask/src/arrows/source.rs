@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 const MAX_LINES: usize = 600;
-const SOURCE: [&str; 9] = ["rs", "cpp", "cu", "cuh", "h", "py", "sh", "md", "toml"];
+const SOURCE: [&str; 11] = [
+    "rs", "cc", "hpp", "cpp", "cu", "cuh", "h", "py", "sh", "md", "toml",
+];
 /// The contract names no implementor (comments may).
 const NOT_IN_CORE: [&str; 4] = ["fsdp", "megatron", "libtorch", "cudarc"];
 /// Folders of somebody's machine. Written in parts, or this file would be its own violation.
