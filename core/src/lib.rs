@@ -11,6 +11,7 @@ pub mod communicator;
 pub mod config;
 pub mod engine;
 mod error;
+pub mod files;
 pub mod init;
 pub mod launch;
 pub mod mesh;
@@ -20,6 +21,7 @@ pub mod objective;
 pub mod optim;
 pub mod plan;
 mod tensor;
+pub mod trainer;
 pub mod weights;
 
 pub use error::{Diagnostic, Error, ErrorKind, Result, Severity};

@@ -154,6 +154,13 @@ impl DeviceMesh {
             + self.coordinate(rank, MeshAxis::DataShard)
     }
 
+    /// Whether a rank is the first of those that see the same data (its model-parallel peers).
+    pub fn is_data_leader(&self, rank: usize) -> bool {
+        [MeshAxis::Pipeline, MeshAxis::Context, MeshAxis::Tensor]
+            .iter()
+            .all(|axis| self.coordinate(rank, *axis) == 0)
+    }
+
     /// The ranks that differ from `rank` on these axes only, in rank order, `rank` among them.
     ///
     /// # Errors

@@ -15,6 +15,17 @@ pub enum MicrobatchLimit {
     Tokens(usize),
 }
 
+impl MicrobatchLimit {
+    /// What a job's `batch` section says; tokens where both are given.
+    pub fn from_config(batch: &crate::config::BatchConfig) -> Self {
+        match (batch.micro_batch_tokens, batch.micro_batch_size) {
+            (Some(tokens), _) => Self::Tokens(tokens),
+            (None, Some(sequences)) => Self::Sequences(sequences),
+            (None, None) => Self::All,
+        }
+    }
+}
+
 /// Sequence indices of the global batch: `[rank][microbatch][..]`. Every rank has the same number of
 /// micro-batches; some may be empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,0 +1,5 @@
+//! The training loop.
+
+mod source;
+
+pub use source::{BatchSource, CyclicSource};
