@@ -1,5 +1,14 @@
 //! Numbers that a step reports, with how to combine them.
 
+mod all_reduce;
+mod jsonl;
+mod process;
+mod throughput;
+
+pub use jsonl::JsonlWriter;
+pub use process::{peak_resident_bytes, process_cpu_seconds, resident_bytes};
+pub use throughput::{StepWork, measure_rate};
+
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
