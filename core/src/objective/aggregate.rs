@@ -1,13 +1,14 @@
 //! What each token weighs in the loss: the sum is divided by totals of the whole global batch.
 
+use super::scored::Scored;
 use crate::{
     Error, ErrorKind, Result,
     batch::BatchTotals,
     config::{LossAggregation, ObjectiveConfig},
 };
 
-/// How tokens and sequences are averaged. Every form is a sum of per-token weights that do not depend on how
-/// the global batch is cut.
+/// How tokens and sequences are averaged. Every form is a sum with per-token weights that do not depend on
+/// how the global batch is cut.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Aggregation {
     /// Each scored token weighs `1 / scored tokens`.
@@ -32,7 +33,7 @@ impl Aggregation {
     /// The weight of each token of a sequence with `scored` scored tokens, at least one.
     ///
     /// # Errors
-    /// `CallOrder` if the totals count nothing although something is scored: they were taken of another batch.
+    /// `CallOrder` if the totals count nothing although something is scored: they are those of another batch.
     pub fn token_weight(self, scored: usize, totals: &BatchTotals) -> Result<f64> {
         let divisor = match self {
             Self::TokenMean => totals.tokens as f64,
@@ -50,5 +51,17 @@ impl Aggregation {
         .with("totals.tokens", totals.tokens)
         .with("totals.sequences", totals.sequences)
         .help("count the totals over the whole global batch before it is cut"))
+    }
+
+    /// The weight of each token, `[T]`; 0 where unscored.
+    pub(super) fn weights(self, scored: &Scored<'_>, totals: &BatchTotals) -> Result<Vec<f64>> {
+        let mut weights = vec![0.0; scored.batch().num_tokens()];
+        for sequence in scored.sequences() {
+            let weight = self.token_weight(sequence.slots.len(), totals)?;
+            for &slot in &sequence.slots {
+                weights[slot] = weight;
+            }
+        }
+        Ok(weights)
     }
 }

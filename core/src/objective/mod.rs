@@ -7,12 +7,33 @@
 
 mod aggregate;
 mod builtin;
+mod cispo;
+mod dapo;
+mod dpo;
 mod evaluation;
+mod group;
+mod grpo;
+mod gspo;
 mod nll;
+mod ppo;
+mod ratio;
+mod scored;
+mod terms;
+#[cfg(test)]
+mod tests;
 
 pub use aggregate::Aggregation;
 pub use builtin::{BuiltinObjective, from_config};
+pub use cispo::Cispo;
+pub use dapo::Dapo;
+pub use dpo::{DPO_PAIRS, Dpo};
+pub use group::group_advantages;
+pub use grpo::Grpo;
+pub use gspo::Gspo;
 pub use nll::Nll;
+pub use ppo::Ppo;
+pub use ratio::Clip;
+pub use terms::{KlTerm, Terms};
 
 use evaluation::Evaluation;
 
@@ -25,6 +46,15 @@ use crate::{
     batch::{Batch, BatchTotals},
     metrics::Metrics,
 };
+
+/// Column of advantages, a number a token or a sequence.
+pub const ADVANTAGES: &str = "advantages";
+/// Column of the log-probs under the policy that made the rollouts, a number a token.
+pub const OLD_LOG_PROBS: &str = "old_log_probs";
+/// Column of the log-probs under the reference policy, a number a token.
+pub const REFERENCE_LOG_PROBS: &str = "reference_log_probs";
+/// Column of rewards, a number a sequence.
+pub const REWARDS: &str = "rewards";
 
 /// What an objective needs from the engine for every token.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,0 +1,160 @@
+//! Importance ratios between the policy and the one that made the rollouts, and their clipping.
+
+use super::{ADVANTAGES, Evaluation, OLD_LOG_PROBS, ObjectiveValue, Terms};
+use crate::{Result, batch::BatchTotals};
+
+/// How far a ratio may leave 1: `[1 - low, 1 + high]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Clip {
+    /// Below 1.
+    pub low: f64,
+    /// Above 1.
+    pub high: f64,
+}
+
+impl Clip {
+    /// The clipped ratio.
+    pub(super) fn apply(self, ratio: f64) -> f64 {
+        ratio.clamp(1.0 - self.low, 1.0 + self.high)
+    }
+
+    /// `-min(ratio * advantage, clip(ratio) * advantage)` and its derivative by the log of the ratio
+    /// (Schulman et al. 2017, equation 7). With `dual_clip = c`, the loss of a negative advantage is at most
+    /// `-c * advantage` (Ye et al. 2020, equation 5).
+    pub(super) fn surrogate(
+        self,
+        log_ratio: f64,
+        advantage: f64,
+        dual_clip: Option<f64>,
+    ) -> Surrogate {
+        let ratio = log_ratio.exp();
+        // Each branch that is bounded is left before `ratio`, which may be infinite, is multiplied.
+        let bound = if advantage >= 0.0 {
+            Some(1.0 + self.high).filter(|&high| ratio > high)
+        } else {
+            Some(1.0 - self.low)
+                .filter(|&low| ratio < low)
+                .or(dual_clip.filter(|&c| ratio > c))
+        };
+        match bound {
+            Some(bound) => Surrogate {
+                loss: -bound * advantage,
+                d_log_ratio: 0.0,
+                clipped: true,
+            },
+            None => Surrogate {
+                loss: -ratio * advantage,
+                d_log_ratio: -ratio * advantage,
+                clipped: false,
+            },
+        }
+    }
+}
+
+/// The loss of one ratio.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Surrogate {
+    pub(super) loss: f64,
+    pub(super) d_log_ratio: f64,
+    /// Whether the clip took the gradient away.
+    pub(super) clipped: bool,
+}
+
+/// PPO's surrogate token by token, with the added terms: the whole evaluation of PPO, GRPO and DAPO.
+pub(super) fn clipped_token_loss(
+    mut evaluation: Evaluation<'_>,
+    clip: Clip,
+    dual_clip: Option<f64>,
+    terms: &Terms,
+    totals: &BatchTotals,
+) -> Result<ObjectiveValue> {
+    let log_probs = evaluation.log_probs()?;
+    let old_log_probs = evaluation.scored.column(OLD_LOG_PROBS)?;
+    let advantages = evaluation.scored.column(ADVANTAGES)?;
+    let weights = terms.aggregation.weights(&evaluation.scored, totals)?;
+    let mut statistics = RatioStatistics::default();
+    for slot in evaluation.scored.slots() {
+        let log_ratio = log_probs[slot] - old_log_probs[slot];
+        let surrogate = clip.surrogate(log_ratio, advantages[slot], dual_clip);
+        evaluation.add_loss(slot, weights[slot] * surrogate.loss)?;
+        evaluation.add_d_log_prob(slot, weights[slot] * surrogate.d_log_ratio)?;
+        statistics.add(log_ratio, surrogate.clipped);
+    }
+    statistics.record(&mut evaluation);
+    terms.add(&mut evaluation, &weights, &log_probs)?;
+    Ok(evaluation.finish())
+}
+
+/// What the ratios of a micro-batch looked like.
+#[derive(Debug, Default)]
+pub(super) struct RatioStatistics {
+    count: f64,
+    clipped: f64,
+    sum: f64,
+    max: f64,
+    approx_kl: f64,
+}
+
+impl RatioStatistics {
+    pub(super) fn add(&mut self, log_ratio: f64, clipped: bool) {
+        let ratio = log_ratio.exp();
+        self.count += 1.0;
+        self.clipped += f64::from(u8::from(clipped));
+        self.sum += ratio;
+        self.max = self.max.max(ratio);
+        self.approx_kl += log_ratio.exp_m1() - log_ratio;
+    }
+
+    /// `ratio_mean`, `ratio_max`, `clip_fraction`, and `approx_kl`: `KL(old || policy)` by the k3 estimator.
+    pub(super) fn record(&self, evaluation: &mut Evaluation<'_>) {
+        let metrics = evaluation.metrics();
+        metrics.mean("ratio_mean", self.sum, self.count);
+        if self.count > 0.0 {
+            metrics.max("ratio_max", self.max);
+        }
+        metrics.mean("clip_fraction", self.clipped, self.count);
+        metrics.mean("approx_kl", self.approx_kl, self.count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loss(ratio: f64, advantage: f64, dual_clip: Option<f64>) -> (f64, f64) {
+        let clip = Clip {
+            low: 0.2,
+            high: 0.3,
+        };
+        let surrogate = clip.surrogate(ratio.ln(), advantage, dual_clip);
+        (surrogate.loss, surrogate.d_log_ratio)
+    }
+
+    fn assert_close(found: (f64, f64), expected: (f64, f64)) {
+        let gap = (found.0 - expected.0)
+            .abs()
+            .max((found.1 - expected.1).abs());
+        assert!(gap <= 1e-12, "{found:?} for {expected:?}");
+    }
+
+    #[test]
+    fn every_branch_by_hand() {
+        assert_close(loss(1.1, 2.0, None), (-2.2, -2.2));
+        assert_close(loss(1.5, 2.0, None), (-2.6, 0.0));
+        assert_close(loss(0.5, 2.0, None), (-1.0, -1.0));
+        assert_close(loss(0.5, -2.0, None), (1.6, 0.0));
+        assert_close(loss(5.0, -2.0, None), (10.0, 10.0));
+        assert_close(loss(5.0, -2.0, Some(3.0)), (6.0, 0.0));
+    }
+
+    #[test]
+    fn an_infinite_ratio_is_bounded_where_the_clip_bounds_it() {
+        let clip = Clip {
+            low: 0.2,
+            high: 0.2,
+        };
+        assert_eq!(clip.surrogate(1e4, 1.0, None).loss, -1.2);
+        assert_eq!(clip.surrogate(1e4, -1.0, Some(3.0)).loss, 3.0);
+        assert_eq!(clip.surrogate(1e4, -1.0, None).loss, f64::INFINITY);
+    }
+}
