@@ -12,6 +12,7 @@ pub mod config;
 pub mod engine;
 mod error;
 pub mod files;
+pub mod hf;
 pub mod init;
 pub mod launch;
 pub mod mesh;
@@ -21,6 +22,7 @@ pub mod objective;
 pub mod optim;
 pub mod plan;
 mod tensor;
+mod tensor_file;
 pub mod trainer;
 pub mod weights;
 

@@ -1,0 +1,14 @@
+//! Hugging Face folders: read as a [`WeightSource`](crate::weights::WeightSource), written as a
+//! [`WeightSink`](crate::weights::WeightSink).
+
+mod folder;
+mod index;
+#[cfg(test)]
+mod tests;
+
+pub use folder::HfFolder;
+
+/// The weights of a folder that is not sharded.
+const SINGLE_FILE: &str = "model.safetensors";
+/// Says which shard holds which tensor.
+const INDEX_FILE: &str = "model.safetensors.index.json";
