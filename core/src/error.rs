@@ -157,6 +157,19 @@ impl Error {
         &self.0.message
     }
 
+    /// What to do about it, where the error says.
+    pub fn remedy(&self) -> Option<&str> {
+        self.0.help.as_deref()
+    }
+
+    /// The message and its context on one line.
+    pub fn summary(&self) -> String {
+        let context = self.0.context.iter().map(|(k, v)| format!("; {k} = {v}"));
+        std::iter::once(self.0.message.clone())
+            .chain(context)
+            .collect()
+    }
+
     /// The value of a context key.
     pub fn context(&self, key: &str) -> Option<&str> {
         self.0

@@ -1,9 +1,16 @@
-//! What a job is: the YAML file as typed data.
+//! What a job is: the YAML file as typed data, and every fault in it.
+//!
+#![doc = include_str!("../manual/rules.md")]
 
+mod emit;
 mod job;
+mod load;
+mod rules;
 mod sections;
 
 pub use job::{JobConfig, JobSpec};
+pub use load::{JobSource, LoadedJob, load_job};
+pub use rules::rule_list;
 pub use sections::{
     BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, KlEstimator, LossAggregation,
     ObjectiveConfig, ObjectiveKind, OptimizerConfig, Overlong, ParallelConfig, PrecisionConfig,

@@ -232,40 +232,40 @@ pub enum ScheduleKind {
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
     /// Data-parallel ranks, over which data is split and state is sharded.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16384))]
     pub data_parallel_size: usize,
     /// Of these, the number of replicas of the sharded group (HSDP). Divides `data_parallel_size`.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16384))]
     pub data_replicate_size: usize,
     /// Tensor-parallel ranks.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16384))]
     pub tensor_parallel_size: usize,
     /// Whether norms and residuals are split along the sequence over the tensor ranks.
     pub sequence_parallel: bool,
     /// Context-parallel ranks.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16384))]
     pub context_parallel_size: usize,
     /// Pipeline stages.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16384))]
     pub pipeline_parallel_size: usize,
     /// Model chunks a stage (interleaved 1F1B).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16384))]
     pub virtual_pipeline_size: usize,
     /// Layers of the first stage, where not an even share.
     pub first_stage_layers: Option<usize>,
     /// Layers of the last stage, where not an even share.
     pub last_stage_layers: Option<usize>,
     /// Expert-parallel ranks.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16384))]
     pub expert_parallel_size: usize,
     /// Tensor-parallel ranks within experts; 1 under expert parallelism if unsaid, else the tensor size.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16384))]
     pub expert_tensor_parallel_size: Option<usize>,
     /// Ranks in all; checked against the product where given.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16384))]
     pub world_size: Option<usize>,
     /// Threads a rank computes with; the machine's cores divided by the local ranks if unsaid.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16384))]
     pub threads_per_rank: Option<usize>,
 }
 

@@ -2,9 +2,11 @@
 
 mod hf_config;
 mod parameter;
+mod resolve;
 mod rope;
 
 pub use parameter::{ParameterKind, ParameterSpec};
+pub use resolve::{LocalModels, ModelResolver};
 pub use rope::{RopeScaling, RopeSpec};
 
 use serde::{Deserialize, Serialize};
