@@ -80,12 +80,12 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["precision.export"],
         check: |facts, faults| {
             if let Some(dtype) = facts.config.precision.export
-                && !matches!(dtype, DType::F32 | DType::Bf16 | DType::F16)
+                && !matches!(dtype, DType::F64 | DType::F32 | DType::Bf16 | DType::F16)
             {
                 faults.error(
                     "precision.export",
                     format!("a model cannot be exported in {}", dtype_name(dtype)),
-                    "write `f32`, `bf16` or `f16`, or leave the key out to keep the model's own",
+                    "write `f64`, `f32`, `bf16` or `f16`, or leave the key out to keep the model's own",
                 );
             }
         },
