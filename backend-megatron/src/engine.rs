@@ -1,0 +1,376 @@
+//! One rank's engine: the step, readable from top to bottom.
+
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
+
+use drivetrain_core::{
+    DType, Error, ErrorKind, Result,
+    batch::{Batch, BatchTotals},
+    checkpoint::{SaveHandle, StateReader, StateWriter},
+    communicator::Communicator,
+    engine::{
+        Engine, ForwardBackwardReport, MemoryReport, OptimReport, Residency, ScoreRequest,
+        StepOptions, WeightInit, Weights,
+    },
+    init::SeededWeights,
+    objective::{Objective, TokenOutputs},
+    plan::{PipelineAction, PipelineSchedule, TrainPlan},
+    weights::{WeightSink, WeightSource},
+};
+use drivetrain_kernels::Cpu;
+
+use crate::{
+    checkpoint,
+    data_parallel::{DataParallel, Gradients, Reduction, Slot},
+    microbatch::{self, OpenMicrobatch},
+    model::Model,
+    modules::{Context, RopeTables},
+    optimizer::Optimizer,
+    packed::{Packed, all_but_first},
+    weights::{self, Buffers},
+    workspace::Workspace,
+};
+
+/// One rank.
+#[derive(Debug)]
+pub(crate) struct MegatronEngine {
+    plan: TrainPlan,
+    model: Model,
+    cpu: Cpu,
+    workspace: Workspace,
+    rope: RopeTables,
+    data: DataParallel,
+    params: Buffers,
+    grads: Gradients,
+    optimizer: Optimizer,
+    snapshots: BTreeMap<String, Buffers>,
+}
+
+impl MegatronEngine {
+    /// Builds this rank's part. Collective over `world`.
+    ///
+    /// # Errors
+    /// `Config` if the world is not the plan's; those of reading weights and of the communicator.
+    pub(crate) fn new(
+        plan: &TrainPlan,
+        world: &Arc<dyn Communicator>,
+        init: WeightInit<'_>,
+    ) -> Result<Self> {
+        if world.world_size() != plan.mesh.world_size() {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "build_engine",
+                "the number of ranks is not the plan's",
+            )
+            .with("expected", plan.mesh.world_size())
+            .with("found", world.world_size()));
+        }
+        let model = Model::new(&plan.model, plan.config.logits_budget_bytes)?;
+        let data = DataParallel::new(&**world, &plan.mesh, &model.layout)?;
+        let params = match init {
+            WeightInit::Seed(seed) => {
+                weights::import(&model.layout, &SeededWeights::new(&plan.model, seed))?
+            }
+            WeightInit::Source(source) => weights::import(&model.layout, source)?,
+            WeightInit::Deferred => Buffers::zeros(&model.layout),
+        };
+        Ok(Self {
+            cpu: Cpu::new(threads(plan, world.world_size())),
+            workspace: Workspace::default(),
+            rope: RopeTables::default(),
+            grads: Gradients::new(&model.layout, &data),
+            optimizer: Optimizer::new(&plan.config, &data),
+            snapshots: BTreeMap::new(),
+            plan: plan.clone(),
+            params,
+            model,
+            data,
+        })
+    }
+
+    /// Every micro-batch forward and backward, in the order of the schedule; gradients are reduced behind
+    /// the last backward.
+    fn accumulate(
+        &mut self,
+        batch: &Batch,
+        objective: &dyn Objective,
+        totals: &BatchTotals,
+    ) -> Result<ForwardBackwardReport> {
+        let mut report = ForwardBackwardReport::default();
+        let mut open = BTreeMap::new();
+        let num_microbatches = batch.num_microbatches().max(1);
+        for action in PipelineSchedule::sequential(num_microbatches).actions {
+            match action {
+                PipelineAction::Forward { microbatch, .. } => {
+                    let part = match batch.num_microbatches() {
+                        0 => batch.select(&[]),
+                        _ => batch.microbatch(microbatch),
+                    };
+                    let mut outcome =
+                        self.forward_microbatch(&part, objective, totals, &mut report);
+                    if microbatch + 1 == num_microbatches || outcome.is_err() {
+                        outcome = self.data.agree(outcome, &mut report);
+                    }
+                    open.insert(microbatch, outcome?);
+                }
+                PipelineAction::Backward { microbatch, .. } => {
+                    if let Some(saved) = open.remove(&microbatch) {
+                        self.backward_microbatch(saved, microbatch + 1 == num_microbatches)?;
+                    }
+                }
+            }
+        }
+        Ok(report)
+    }
+
+    fn forward_microbatch(
+        &mut self,
+        part: &Batch,
+        objective: &dyn Objective,
+        totals: &BatchTotals,
+        report: &mut ForwardBackwardReport,
+    ) -> Result<OpenMicrobatch> {
+        let packed = Packed::new(part, &part.scored(), self.plan.model.vocab_size)?;
+        self.rope.cover(&self.plan.model, packed.max_length());
+        let cx = Context {
+            cpu: self.cpu,
+            workspace: &self.workspace,
+            packed: &packed,
+            rope: &self.rope,
+        };
+        let (params, grads) = (&self.params, &mut self.grads.local);
+        let (state, value) =
+            microbatch::forward(&self.model, &cx, params, grads, part, objective, totals)?;
+        report.loss += value.loss;
+        report.metrics.merge(&value.metrics);
+        Ok(OpenMicrobatch { packed, state })
+    }
+
+    fn backward_microbatch(&mut self, open: OpenMicrobatch, last: bool) -> Result<()> {
+        let cx = Context {
+            cpu: self.cpu,
+            workspace: &self.workspace,
+            packed: &open.packed,
+            rope: &self.rope,
+        };
+        let (params, grads) = (&self.params, &mut self.grads.local);
+        if !last {
+            return microbatch::backward(
+                &self.model,
+                &cx,
+                params,
+                grads,
+                open.state,
+                |_, _| Ok(()),
+            );
+        }
+        let mut slots = Slot::all(&self.data, &self.workspace);
+        let mut reduction = Reduction::new(&self.data, &mut slots);
+        let done = |bucket, grads: &mut Buffers| reduction.start(bucket, grads);
+        let reduced = microbatch::backward(&self.model, &cx, params, grads, open.state, done)
+            .and_then(|()| reduction.finish());
+        self.grads.absorb(self.cpu, slots, reduced)
+    }
+
+    fn weights(&self, which: &Weights) -> Result<&Buffers> {
+        match which {
+            Weights::Policy => Ok(&self.params),
+            Weights::Tag(tag) => self.snapshots.get(tag).ok_or_else(|| self.unknown_tag(tag)),
+        }
+    }
+
+    fn unknown_tag(&self, tag: &str) -> Error {
+        Error::new(
+            ErrorKind::Config,
+            "find_snapshot",
+            "no snapshot has this tag",
+        )
+        .with("found", tag)
+        .with(
+            "expected",
+            format!("one of {:?}", self.snapshots.keys().collect::<Vec<_>>()),
+        )
+        .help("call snapshot or import_weights with the tag first")
+    }
+}
+
+impl Engine for MegatronEngine {
+    fn forward_backward(
+        &mut self,
+        batch: &Batch,
+        objective: &dyn Objective,
+        totals: &BatchTotals,
+    ) -> Result<ForwardBackwardReport> {
+        let started = Instant::now();
+        let mut outcome = self.accumulate(batch, objective, totals);
+        match &mut outcome {
+            Ok(report) => report.seconds = started.elapsed().as_secs_f64(),
+            Err(_) => self.grads.clear(),
+        }
+        outcome
+    }
+
+    fn forward(&mut self, batch: &Batch, request: &ScoreRequest) -> Result<TokenOutputs> {
+        let wanted = microbatch::head_request(request)?;
+        let mut outputs = TokenOutputs {
+            log_probs: Vec::with_capacity(batch.num_tokens()),
+            entropy: request.entropy.then(Vec::new),
+            ..TokenOutputs::default()
+        };
+        for index in 0..batch.num_microbatches() {
+            let part = batch.microbatch(index);
+            let packed = Packed::new(&part, &all_but_first(&part), self.plan.model.vocab_size)?;
+            self.rope.cover(&self.plan.model, packed.max_length());
+            let cx = Context {
+                cpu: self.cpu,
+                workspace: &self.workspace,
+                packed: &packed,
+                rope: &self.rope,
+            };
+            let params = self.weights(&request.weights)?;
+            let scores = microbatch::score(&self.model, &cx, params, wanted);
+            outputs.log_probs.extend(packed.spread(scores.log_probs));
+            if let (Some(all), Some(part)) = (&mut outputs.entropy, scores.entropy) {
+                all.extend(packed.spread(part));
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
+        let report = self.optimizer.update(
+            self.cpu,
+            &self.model.layout,
+            &self.data,
+            &mut self.params,
+            &self.grads,
+            options,
+        )?;
+        self.grads.clear();
+        if !report.skipped {
+            let gathered = self.data.gather(&self.workspace, &mut self.params);
+            gathered.map_err(|cause| {
+                Error::new(
+                    ErrorKind::Poisoned,
+                    "optim_step",
+                    "a rank was lost while the new weights were gathered",
+                )
+                .with("step", report.step)
+                .help("end the job and resume from its last checkpoint")
+                .caused_by(cause)
+            })?;
+        }
+        Ok(report)
+    }
+
+    fn zero_grad(&mut self) -> Result<()> {
+        self.grads.clear();
+        Ok(())
+    }
+
+    fn step(&self) -> u64 {
+        self.optimizer.step
+    }
+
+    fn export_weights(&mut self, which: &Weights, sink: &mut dyn WeightSink) -> Result<()> {
+        let export = self.plan.config.precision.export;
+        weights::export(
+            &self.model.layout,
+            self.weights(which)?,
+            self.optimizer.step,
+            |spec| export.unwrap_or(spec.dtype),
+            sink,
+        )
+    }
+
+    fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
+        if !self.grads.is_open() {
+            return Err(
+                Error::new(ErrorKind::CallOrder, "export_gradients", "no step is open")
+                    .help("call forward_backward first"),
+            );
+        }
+        let (layout, step) = (&self.model.layout, self.optimizer.step);
+        if self.data.size() == 1 {
+            return weights::export(layout, &self.grads.local, step, |_| DType::F32, sink);
+        }
+        let mut whole = Buffers::zeros(layout);
+        for bucket in 0..self.data.num_buckets() {
+            let share = self.grads.own(&self.data, bucket);
+            whole.bucket_mut(bucket)[self.data.own(bucket)].copy_from_slice(share);
+        }
+        self.data.gather(&self.workspace, &mut whole)?;
+        weights::export(layout, &whole, step, |_| DType::F32, sink)
+    }
+
+    fn import_weights(&mut self, which: &Weights, source: &dyn WeightSource) -> Result<()> {
+        let read = weights::import(&self.model.layout, source)?;
+        match which {
+            Weights::Policy => self.params = read,
+            Weights::Tag(tag) => {
+                self.snapshots.insert(tag.clone(), read);
+            }
+        }
+        Ok(())
+    }
+
+    fn save_state(&mut self, mut writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
+        checkpoint::save(
+            &self.model.layout,
+            &self.data,
+            &self.params,
+            &self.optimizer,
+            &mut *writer,
+        )?;
+        Ok(SaveHandle::pending(move || writer.finish()))
+    }
+
+    fn load_state(&mut self, reader: &dyn StateReader) -> Result<()> {
+        let loaded = checkpoint::load(&self.model.layout, &self.data, reader)?;
+        self.grads.clear();
+        self.params = loaded.params;
+        self.optimizer.moments = loaded.moments;
+        self.optimizer.step = loaded.step;
+        Ok(())
+    }
+
+    fn snapshot(&mut self, tag: &str) -> Result<()> {
+        self.snapshots.insert(tag.to_owned(), self.params.clone());
+        Ok(())
+    }
+
+    fn drop_snapshot(&mut self, tag: &str) -> Result<()> {
+        match self.snapshots.remove(tag) {
+            Some(_) => Ok(()),
+            None => Err(self.unknown_tag(tag)),
+        }
+    }
+
+    fn set_residency(&mut self, residency: Residency) -> Result<()> {
+        match residency {
+            Residency::Device => Ok(()),
+            Residency::OptimizerOffloaded | Residency::Offloaded => Err(Error::new(
+                ErrorKind::Unsupported,
+                "set_residency",
+                "this engine's state is in host memory already",
+            )),
+        }
+    }
+
+    fn memory(&self) -> MemoryReport {
+        MemoryReport {
+            parameters: self.params.num_bytes(),
+            gradients: self.grads.num_bytes(),
+            optimizer: self.optimizer.num_bytes(),
+            snapshots: self.snapshots.values().map(Buffers::num_bytes).sum(),
+            peak_activations: self.workspace.peak_bytes(),
+        }
+    }
+}
+
+/// Threads of this rank: what the job says, or the machine's cores shared out.
+fn threads(plan: &TrainPlan, world_size: usize) -> usize {
+    plan.config.parallel.threads_per_rank.unwrap_or_else(|| {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        (cores / world_size).max(1)
+    })
+}

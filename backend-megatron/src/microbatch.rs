@@ -1,0 +1,225 @@
+//! One micro-batch through the model: forward to the objective, and backward from it.
+
+use drivetrain_core::{
+    Error, ErrorKind, Result,
+    batch::{Batch, BatchTotals},
+    engine::ScoreRequest,
+    objective::{Objective, ObjectiveValue, Requirements, TokenOutputs},
+};
+
+use crate::{
+    model::Model,
+    modules::{Context, HeadGradients, HeadOutputs, HeadRequest, SavedBlock, SavedHead},
+    packed::Packed,
+    weights::Buffers,
+    workspace::Buffer,
+};
+
+/// A micro-batch between its forward and its backward.
+#[derive(Debug)]
+pub(crate) struct OpenMicrobatch {
+    pub(crate) packed: Packed,
+    pub(crate) state: State,
+}
+
+/// What a micro-batch keeps.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// No token is scored: no gradient.
+    Unscored,
+    /// The head has to go backward.
+    Forwarded(Vec<SavedBlock>, Box<SavedHead>, HeadGradients),
+    /// The head has been backward already; the gradient of its input [T, D].
+    HeadDone(Vec<SavedBlock>, Buffer),
+}
+
+/// Runs the model and the objective. Where the objective's derivative is known, the head's backward too.
+///
+/// # Errors
+/// The objective's; `Unsupported` for a requirement that this engine lacks.
+pub(crate) fn forward(
+    model: &Model,
+    cx: &Context<'_>,
+    params: &Buffers,
+    grads: &mut Buffers,
+    part: &Batch,
+    objective: &dyn Objective,
+    totals: &BatchTotals,
+) -> Result<(State, ObjectiveValue)> {
+    let requirements = objective.requires();
+    let request = required(&requirements)?;
+    let evaluate = |outputs: &TokenOutputs| {
+        let value = objective.evaluate(part, outputs, totals)?;
+        check_derivatives(objective, &requirements, part.num_tokens(), value)
+    };
+    let blank = TokenOutputs {
+        log_probs: vec![0.0; part.num_tokens()],
+        entropy: request.entropy.then(|| vec![0.0; part.num_tokens()]),
+        ..TokenOutputs::default()
+    };
+    if cx.packed.num_scored() == 0 {
+        return Ok((State::Unscored, evaluate(&blank)?));
+    }
+    let spread = |outputs: HeadOutputs| TokenOutputs {
+        log_probs: cx.packed.spread(outputs.log_probs),
+        entropy: outputs.entropy.map(|e| cx.packed.spread(e)),
+        ..TokenOutputs::default()
+    };
+    let gradients = |value: &ObjectiveValue| HeadGradients {
+        log_probs: cx.packed.gather(&value.d_log_probs),
+        entropy: value.d_entropy.as_ref().map(|d| cx.packed.gather(d)),
+    };
+    let known = match objective.derivative_known() {
+        true => Some(gradients(&evaluate(&blank)?)),
+        false => None,
+    };
+    let (x, saved) = blocks(model, cx, params);
+    if let Some(known) = known {
+        let (outputs, dx) = model
+            .head
+            .forward_backward(cx, params, grads, &x, request, &known);
+        let value = evaluate(&spread(outputs))?;
+        return Ok((State::HeadDone(saved, dx), value));
+    }
+    let (outputs, head) = model.head.forward(cx, params, &x, request, true);
+    let value = evaluate(&spread(outputs))?;
+    let gradients = gradients(&value);
+    Ok((State::Forwarded(saved, Box::new(head), gradients), value))
+}
+
+/// Adds the micro-batch's gradients. `done` is told of each bucket that is complete, last first.
+///
+/// # Errors
+/// Those of `done`.
+pub(crate) fn backward(
+    model: &Model,
+    cx: &Context<'_>,
+    params: &Buffers,
+    grads: &mut Buffers,
+    state: State,
+    mut done: impl FnMut(usize, &mut Buffers) -> Result<()>,
+) -> Result<()> {
+    let (saved, mut dx) = match state {
+        State::Unscored => {
+            return (0..model.layout.buckets().len())
+                .rev()
+                .try_for_each(|b| done(b, grads));
+        }
+        State::Forwarded(saved, head, gradients) => {
+            let dx = model.head.backward(cx, params, grads, *head, &gradients);
+            (saved, dx)
+        }
+        State::HeadDone(saved, dx) => (saved, dx),
+    };
+    done(model.head.bucket(), grads)?;
+    for (block, saved) in model.blocks.iter().zip(saved).rev() {
+        block.backward(cx, params, grads, saved, &mut dx);
+        done(block.bucket(), grads)?;
+    }
+    model.embedding.backward(cx, grads, &dx);
+    done(model.embedding.bucket(), grads)
+}
+
+/// Log-probs and entropies of the scored positions, keeping no activations.
+pub(crate) fn score(
+    model: &Model,
+    cx: &Context<'_>,
+    params: &Buffers,
+    request: HeadRequest,
+) -> HeadOutputs {
+    if cx.packed.num_scored() == 0 {
+        return HeadOutputs::new(0, request);
+    }
+    let mut x = model.embedding.forward(cx, params);
+    for block in &model.blocks {
+        x = block.forward(cx, params, x).0;
+    }
+    model.head.forward(cx, params, &x, request, false).0
+}
+
+/// What a scoring request asks of the head.
+///
+/// # Errors
+/// `Unsupported` for what this engine lacks, `Config` for a temperature that is not positive.
+pub(crate) fn head_request(request: &ScoreRequest) -> Result<HeadRequest> {
+    required(&Requirements {
+        temperature: request.temperature,
+        entropy: request.entropy,
+        log_probs_at: request.log_probs_at.clone(),
+        ..Requirements::default()
+    })
+}
+
+fn blocks(model: &Model, cx: &Context<'_>, params: &Buffers) -> (Buffer, Vec<SavedBlock>) {
+    let mut x = model.embedding.forward(cx, params);
+    let mut saved = Vec::with_capacity(model.blocks.len());
+    for block in &model.blocks {
+        let (y, kept) = block.forward(cx, params, x);
+        saved.push(kept);
+        x = y;
+    }
+    (x, saved)
+}
+
+fn required(requirements: &Requirements) -> Result<HeadRequest> {
+    let lacks = [
+        (requirements.value, "a value head"),
+        (
+            requirements.log_probs_at.is_some(),
+            "log-probs at given ids",
+        ),
+    ];
+    if let Some((_, what)) = lacks.iter().find(|(wanted, _)| *wanted) {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "read_requirements",
+            format!("this engine has no {what}"),
+        ));
+    }
+    let temperature = requirements.temperature;
+    if !(temperature > 0.0 && temperature.is_finite()) {
+        return Err(Error::new(
+            ErrorKind::Config,
+            "read_requirements",
+            "the temperature must be above 0 and finite",
+        )
+        .with("found", temperature));
+    }
+    Ok(HeadRequest {
+        temperature,
+        entropy: requirements.entropy,
+    })
+}
+
+/// A user's objective may be wrong: its derivatives must have one element a token.
+fn check_derivatives(
+    objective: &dyn Objective,
+    requirements: &Requirements,
+    tokens: usize,
+    value: ObjectiveValue,
+) -> Result<ObjectiveValue> {
+    let entropy = value.d_entropy.as_ref();
+    let lengths = [
+        ("d_log_probs", Some(value.d_log_probs.len())),
+        (
+            "d_entropy",
+            entropy.filter(|_| requirements.entropy).map(Vec::len),
+        ),
+    ];
+    for (name, length) in lengths {
+        if let Some(length) = length
+            && length != tokens
+        {
+            return Err(Error::new(
+                ErrorKind::Data,
+                "evaluate_objective",
+                "an objective gave a derivative that has not one element a token",
+            )
+            .with("objective", objective.name())
+            .with("field", name)
+            .with("expected", tokens)
+            .with("found", length));
+        }
+    }
+    Ok(value)
+}

@@ -1,0 +1,65 @@
+//! The modules of a transformer, each with a `forward` that returns its output and what backward needs, a
+//! `backward` that adds to the gradients, and a `plan` that says what the two do.
+
+mod attention;
+mod block;
+mod embedding;
+mod head;
+mod linear;
+mod mlp;
+mod norm;
+
+pub(crate) use block::{Block, SavedBlock};
+pub(crate) use embedding::Embedding;
+pub(crate) use head::{Head, HeadGradients, HeadOutputs, HeadRequest, SavedHead};
+
+use drivetrain_core::{model::ModelSpec, plan::PlannedOp};
+use drivetrain_kernels::Cpu;
+
+use crate::{packed::Packed, workspace::Workspace};
+
+/// How to compute, where buffers come from, and the micro-batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Context<'a> {
+    /// Instruction set and threads.
+    pub(crate) cpu: Cpu,
+    /// Activations and scratch.
+    pub(crate) workspace: &'a Workspace,
+    /// The tokens.
+    pub(crate) packed: &'a Packed,
+    /// cos and sin for every position that occurs.
+    pub(crate) rope: &'a RopeTables,
+}
+
+/// cos and sin, each `[positions, E / 2]`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct RopeTables {
+    /// Cosines.
+    pub(crate) cos: Vec<f32>,
+    /// Sines.
+    pub(crate) sin: Vec<f32>,
+}
+
+impl RopeTables {
+    /// Grows the tables to cover positions below `length`, at least doubling them.
+    pub(crate) fn cover(&mut self, model: &ModelSpec, length: usize) {
+        let half = model.head_dim / 2;
+        if half == 0 || length * half <= self.cos.len() {
+            return;
+        }
+        let positions = length.max(2 * self.cos.len() / half);
+        (self.cos, self.sin) = model.rope.tables(model.head_dim, positions);
+    }
+}
+
+/// An operation for the plan.
+fn planned(kind: &str, module: String, [m, n, k]: [usize; 3], saved_elements: usize) -> PlannedOp {
+    PlannedOp {
+        kind: kind.to_owned(),
+        module,
+        m,
+        n,
+        k,
+        saved_bytes: (saved_elements * size_of::<f32>()) as u64,
+    }
+}

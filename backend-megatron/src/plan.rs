@@ -1,0 +1,106 @@
+//! The plan: placements, operations and collectives, from the same modules and shares that the engine runs.
+
+use drivetrain_core::{
+    Result,
+    config::JobSpec,
+    mesh::{MeshAxis, Placement},
+    plan::{PipelineSchedule, PlannedCollective, PlannedOp, PlannedParameter, TrainPlan},
+};
+
+use crate::model::Model;
+
+/// Plans a job that `check` found sound.
+///
+/// # Errors
+/// `Unsupported` for a model that cannot be built.
+pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
+    let model = Model::new(&job.model, job.config.logits_budget_bytes)?;
+    let mesh = job.mesh();
+    let parameters = model
+        .layout
+        .parameters()
+        .iter()
+        .map(|spec| PlannedParameter {
+            spec: spec.clone(),
+            placements: vec![(MeshAxis::DataShard, Placement::Replicate)],
+        });
+    let num_microbatches = num_microbatches(job);
+    let tokens = reference_tokens(job);
+    Ok(TrainPlan {
+        backend: backend.to_owned(),
+        mesh,
+        parameters: parameters.collect(),
+        stages: std::iter::once(0..job.model.num_layers()).collect(),
+        schedule: vec![PipelineSchedule::sequential(num_microbatches)],
+        ops: ops(&model, tokens),
+        collectives: collectives(&model, mesh.data_size()),
+        reference_tokens: tokens,
+        model: job.model.clone(),
+        config: job.config.clone(),
+    })
+}
+
+fn ops(model: &Model, tokens: usize) -> Vec<PlannedOp> {
+    let mut ops = vec![model.embedding.plan(tokens)];
+    ops.extend(model.blocks.iter().flat_map(|block| block.plan(tokens)));
+    ops.extend(model.head.plan(tokens));
+    ops
+}
+
+fn collectives(model: &Model, ranks: usize) -> Vec<PlannedCollective> {
+    let sum = |bytes: usize, count| PlannedCollective {
+        operation: "all_reduce".to_owned(),
+        axis: MeshAxis::DataShard,
+        bytes: bytes as u64,
+        count,
+        overlaps: None,
+    };
+    // Loss and failure flag; squared norm and finite flag.
+    let mut planned = vec![sum(2 * size_of::<f64>(), 2)];
+    if ranks > 1 {
+        for bucket in model.layout.buckets() {
+            for (operation, overlaps) in
+                [("reduce_scatter", Some("backward")), ("all_gather", None)]
+            {
+                planned.push(PlannedCollective {
+                    operation: operation.to_owned(),
+                    axis: MeshAxis::DataShard,
+                    bytes: (bucket.len() * size_of::<f32>()) as u64,
+                    count: 1,
+                    overlaps: overlaps.map(str::to_owned),
+                });
+            }
+        }
+    }
+    planned
+}
+
+/// Micro-batches of a rank, if every sequence is a group of its own; by tokens it depends on the data.
+fn num_microbatches(job: &JobSpec) -> usize {
+    let batch = &job.config.batch;
+    let share = batch
+        .global_batch_size
+        .div_ceil(job.mesh().data_size().max(1));
+    batch
+        .micro_batch_size
+        .map_or(1, |size| share.div_ceil(size.max(1)))
+        .max(1)
+}
+
+/// Tokens of the micro-batch that operations are counted for: the token budget, or full-length sequences.
+fn reference_tokens(job: &JobSpec) -> usize {
+    let config = &job.config;
+    let longest = config
+        .data
+        .max_length
+        .unwrap_or(job.model.max_position_embeddings);
+    let share = config
+        .batch
+        .global_batch_size
+        .div_ceil(job.mesh().data_size().max(1));
+    let sequences = config.batch.micro_batch_size.unwrap_or(share).min(share);
+    config
+        .batch
+        .micro_batch_tokens
+        .unwrap_or(sequences * longest)
+}
