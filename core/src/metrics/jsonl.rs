@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::Metrics;
@@ -71,8 +71,7 @@ impl JsonlWriter {
 }
 
 impl Metrics {
-    /// Each metric's value by its name, in order, ready for `#[serde(flatten)]` in a record. What is not finite
-    /// is `null`, and named under `non_finite`.
+    /// Each metric's value by its name, in order. What is not finite is `null`, and named under `non_finite`.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut object = Map::new();
         let mut non_finite = Map::new();
@@ -88,6 +87,12 @@ impl Metrics {
             object.insert("non_finite".into(), non_finite.into());
         }
         object
+    }
+}
+
+impl Serialize for Metrics {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        self.to_json().serialize(serializer)
     }
 }
 
@@ -153,7 +158,7 @@ mod tests {
     struct Record {
         step: u64,
         #[serde(flatten)]
-        metrics: Map<String, Value>,
+        metrics: Metrics,
         seconds: f64,
     }
 
@@ -163,7 +168,7 @@ mod tests {
         metrics.sum("grad_norm", 0.1);
         Record {
             step,
-            metrics: metrics.to_json(),
+            metrics,
             seconds: 9.0,
         }
     }
@@ -225,7 +230,7 @@ mod tests {
         let error = JsonlWriter::open(&missing, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::File);
         let mut writer = JsonlWriter::open(&folder.path().join("metrics.jsonl"), 0).unwrap();
-        let error = writer.write(&Metrics::default().to_json()).unwrap_err();
+        let error = writer.write(&Metrics::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Defect);
     }
 }

@@ -72,8 +72,8 @@ impl Metric {
     }
 }
 
-/// Named metrics in the order they were recorded.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+/// Named metrics in the order they were recorded. Serialised as [`Metrics::to_json`]: values by name.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Metrics(IndexMap<String, Metric>);
 
 impl Metrics {

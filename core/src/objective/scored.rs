@@ -1,6 +1,6 @@
 //! What a batch holds in its scored slots, checked; what stands in any other slot is never looked at.
 
-use super::Requirements;
+use super::{OLD_LOG_PROBS, REFERENCE_LOG_PROBS, Requirements};
 use crate::{
     Error, ErrorKind, Result,
     batch::{Batch, ColumnScope},
@@ -78,12 +78,15 @@ impl<'a> Scored<'a> {
         self.select(name, &column.to_f64(), column.scope)
     }
 
-    /// Checks every column that an objective reads: that it is there, and finite where scored.
+    /// Checks the columns that an objective reads: there, and finite where scored. Log-probs under other weights
+    /// may still be missing: the loop can have the engine compute them after `prepare`.
     pub(super) fn check_columns(&self, requirements: &Requirements) -> Result<()> {
-        requirements
-            .columns
-            .iter()
-            .try_for_each(|name| self.column(name).map(drop))
+        let comes_later = |name: &str| name == OLD_LOG_PROBS || name == REFERENCE_LOG_PROBS;
+        let mut columns = requirements.columns.iter();
+        columns.try_for_each(|name| match self.batch.column(name) {
+            None if comes_later(name) => Ok(()),
+            _ => self.column(name).map(drop),
+        })
     }
 
     /// The scored slots of a row of numbers a token `[T]` or a sequence `[B]`.
