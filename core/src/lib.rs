@@ -1,6 +1,8 @@
 //! The training contract: an RL or fine-tuning framework writes its loop once, against [`engine::Engine`];
 //! the word after `backend:` in its config decides which engine runs it.
 //!
+//! The handbook is the module [`manual`]: why things are as they are, and how to add to them.
+//!
 //! Shape legend, used throughout: B sequences, T packed tokens, D model, H query heads, K key/value heads,
 //! E head dim, F feed-forward, V vocabulary, X experts; `local_` for a rank's share.
 #![forbid(unsafe_code)]
@@ -15,6 +17,7 @@ pub mod files;
 pub mod hf;
 pub mod init;
 pub mod launch;
+pub mod manual;
 pub mod mesh;
 pub mod metrics;
 pub mod model;
