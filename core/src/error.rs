@@ -116,6 +116,13 @@ impl Error {
         error
     }
 
+    /// An error that lists what was asked for and is not claimed.
+    pub fn unclaimed(operation: &'static str, diagnostics: Vec<Diagnostic>) -> Self {
+        let mut error = Self::diagnosed(operation, diagnostics);
+        error.0.kind = ErrorKind::Unsupported;
+        error
+    }
+
     /// Adds a `key = value` pair; the first value given for a key stays.
     #[must_use]
     pub fn with(mut self, key: &'static str, value: impl fmt::Display) -> Self {

@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use super::{Backend, GuardOptions, Guarded, WeightInit};
 use crate::{
-    Error, ErrorKind, Result, Severity, communicator::Communicator, config::JobSpec,
+    Error, ErrorKind, Result, Severity,
+    communicator::Communicator,
+    config::{JobSpec, check_claims},
     plan::TrainPlan,
 };
 
 /// Checks, plans and builds this rank's engine, behind its guard. Collective.
 ///
 /// # Errors
-/// `Config` with every fault that the backend's check finds; a world of the wrong size; those of
+/// `Unsupported` with everything that the job asks for and the backend does not claim; `Config` with every
+/// fault that the backend's check finds; a world of the wrong size; those of
 /// [`Backend::build`].
 pub fn build_engine(
     backend: &dyn Backend,
@@ -19,6 +22,10 @@ pub fn build_engine(
     world: Arc<dyn Communicator>,
     init: WeightInit<'_>,
 ) -> Result<(Guarded, TrainPlan)> {
+    let unclaimed = check_claims(job, backend);
+    if unclaimed.iter().any(|d| d.severity == Severity::Error) {
+        return Err(Error::unclaimed("build", unclaimed));
+    }
     let faults = backend.check(job);
     if faults.iter().any(|d| d.severity == Severity::Error) {
         return Err(Error::diagnosed("check", faults));

@@ -9,7 +9,7 @@ mod optimizer;
 mod parallel;
 mod run;
 
-use super::{JobConfig, load::STRUCTURAL_RULES};
+use super::{JobConfig, JobSpec, load::STRUCTURAL_RULES};
 use crate::{
     Diagnostic, Severity,
     engine::{Backend, Capability},
@@ -63,6 +63,27 @@ pub(super) fn judge(facts: &Facts<'_>, is_sound: &dyn Fn(&str) -> bool) -> Vec<D
             (rule.check)(facts, &mut faults);
             found.extend(faults.found);
         }
+    }
+    found
+}
+
+/// What a job asks for that a backend does not claim. These rules look at no file, so that whoever builds a
+/// [`JobSpec`] in code is told the same as one who writes YAML.
+pub fn check_claims(job: &JobSpec, backend: &dyn Backend) -> Vec<Diagnostic> {
+    let facts = Facts {
+        config: &job.config,
+        model: Some(&job.model),
+        backend: Some(backend),
+        backends: &[],
+    };
+    let mut found = Vec::new();
+    for rule in capability::RULES {
+        let mut faults = Faults {
+            rule: rule.id,
+            found: Vec::new(),
+        };
+        (rule.check)(&facts, &mut faults);
+        found.extend(faults.found);
     }
     found
 }
