@@ -1,0 +1,235 @@
+//! State out of one engine and into another: the same layout continues bit for bit, any other within the
+//! tolerance.
+
+use std::sync::Arc;
+
+use drivetrain_core::{
+    ErrorKind, Result,
+    batch::BatchTotals,
+    engine::{Backend, Engine, StepOptions, WeightInit, Weights},
+    objective::Nll,
+};
+
+use super::{
+    engine_state::{equal, not_refused},
+    five_steps::{FiveSteps, STEPS, optimizer},
+    step::oracle,
+};
+use crate::{
+    fixture::model,
+    state::{MemoryCheckpoint, MemoryState},
+    suite::{Case, Findings, Needs, Rank, Subject},
+    tolerance::{StepRecord, Tensors},
+    train::{Trace, weights},
+};
+
+const SAVED_AT: usize = 3;
+
+pub(super) fn cases(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for name in ["dense", "tied", "bias", "q3", "mixtral", "no_layers"] {
+        let needs = |ranks| Needs {
+            data_ranks: ranks,
+            checkpoints: true,
+            ..Needs::model(&model(name))
+        };
+        for ranks in [1, 2, 4] {
+            cases.push(Case::new(
+                format!("checkpoint/{name}/ranks{ranks}/resumes_bit_for_bit"),
+                needs(ranks),
+                move |s, f| resumes(&Run::new(name, s)?, ranks, f),
+            ));
+        }
+        for (from, to) in [(1, 2), (2, 1), (4, 2), (1, 4)] {
+            cases.push(Case::new(
+                format!("checkpoint/{name}/ranks{from}_to_{to}"),
+                needs(from.max(to)),
+                move |s, f| moves(&Run::new(name, s)?, (s, from), (s, to), f),
+            ));
+        }
+        for ranks in [1, 2] {
+            cases.push(Case::new(
+                format!("checkpoint/{name}/from_reference_to_ranks{ranks}"),
+                needs(ranks),
+                move |s, f| moves(&Run::new(name, s)?, (&oracle(s), 1), (s, ranks), f),
+            ));
+            cases.push(Case::new(
+                format!("checkpoint/{name}/from_ranks{ranks}_to_reference"),
+                needs(ranks),
+                move |s, f| moves(&Run::new(name, s)?, (s, ranks), (&oracle(s), 1), f),
+            ));
+        }
+        for other in backends {
+            let (other, other_needs) = (other.clone(), needs(2));
+            if other_needs.unmet(&other).is_none() {
+                cases.push(Case::new(
+                    format!("checkpoint/{name}/from_{}", other.name()),
+                    needs(2),
+                    move |s, f| {
+                        let from = s.other(other.clone());
+                        if from.backend.name() == s.backend.name() {
+                            return resumes(&Run::new(name, s)?, 2, f);
+                        }
+                        moves(&Run::new(name, s)?, (&from, 2), (s, 2), f)
+                    },
+                ));
+            }
+        }
+        cases.push(Case::new(
+            format!("checkpoint/{name}/other_model_is_refused"),
+            needs(1),
+            move |s, f| other_model(&Run::new(name, s)?, s, f),
+        ));
+    }
+    cases
+}
+
+struct Run {
+    five: Arc<FiveSteps>,
+    subject: Subject,
+}
+
+/// What one rank saw: losses, norms, clip factors and learning rates of the steps it took.
+type Steps = Vec<(f64, f64, f64, f64)>;
+
+impl Run {
+    fn new(name: &str, subject: &Subject) -> Result<Self> {
+        Ok(Self {
+            five: FiveSteps::of(name, subject)?,
+            subject: subject.clone(),
+        })
+    }
+
+    fn job(&self, subject: &Subject, ranks: usize) -> drivetrain_core::config::JobSpec {
+        let mut job = subject.job(&self.five.model);
+        job.config.optimizer = optimizer();
+        job.config.parallel.data_parallel_size = ranks;
+        job
+    }
+
+    fn steps(&self, rank: &mut Rank, range: std::ops::Range<usize>) -> Result<Steps> {
+        let mut steps = Vec::new();
+        for global in &self.five.batches[range] {
+            let totals = BatchTotals::count(global);
+            let limit = FiveSteps::in_twos(rank.data_size).limit;
+            let share = rank.share(global, limit)?;
+            let report = rank
+                .engine
+                .forward_backward(&share, &Nll::default(), &totals)?;
+            let step = rank.engine.optim_step(&StepOptions::default())?;
+            steps.push((
+                report.loss,
+                step.grad_norm,
+                step.clip_factor,
+                step.learning_rate,
+            ));
+        }
+        Ok(steps)
+    }
+
+    /// Steps up to the save, and the checkpoint.
+    fn save(&self, subject: &Subject, ranks: usize) -> Result<(Steps, MemoryCheckpoint)> {
+        let state = MemoryState::new();
+        let job = self.job(subject, ranks);
+        let steps = subject.run_from(&job, &self.five.weights, |rank| {
+            let steps = self.steps(rank, 0..SAVED_AT)?;
+            rank.engine.save_state(state.writer())?.finish()?;
+            Ok(steps)
+        })?;
+        let first = steps.into_iter().next().expect("at least one rank");
+        Ok((first, state.complete(ranks)?))
+    }
+
+    /// The rest of the steps, from a checkpoint, and the weights at the end.
+    fn resume(
+        &self,
+        subject: &Subject,
+        ranks: usize,
+        checkpoint: &MemoryCheckpoint,
+    ) -> Result<(Steps, Tensors)> {
+        let job = self.job(subject, ranks);
+        let ends = subject.run(
+            &job,
+            || WeightInit::Deferred,
+            |rank| {
+                rank.engine.load_state(checkpoint)?;
+                if rank.engine.step() != SAVED_AT as u64 {
+                    return Err(not_refused("a checkpoint without its step count"));
+                }
+                let steps = self.steps(rank, SAVED_AT..STEPS)?;
+                Ok((steps, weights(&mut rank.engine, &Weights::Policy)?))
+            },
+        )?;
+        Ok(ends.into_iter().next().expect("at least one rank"))
+    }
+}
+
+fn resumes(run: &Run, ranks: usize, findings: &mut Findings) -> Result<()> {
+    let subject = &run.subject;
+    let job = run.job(subject, ranks);
+    let whole = subject.run_from(&job, &run.five.weights, |rank| {
+        let steps = run.steps(rank, 0..STEPS)?;
+        Ok((steps, weights(&mut rank.engine, &Weights::Policy)?))
+    })?;
+    let (steps, expected) = &whole[0];
+    let (_, checkpoint) = run.save(subject, ranks)?;
+    let three = run.five.model.parameters().len() * 3;
+    let slots = checkpoint.iter().count();
+    findings.fact(
+        "every parameter has a weight and two moments",
+        slots == three,
+    );
+    let (resumed, found) = run.resume(subject, ranks, &checkpoint)?;
+    let same = resumed == steps[SAVED_AT..];
+    findings.fact(
+        "losses, norms and rates after resuming are the same bits",
+        same,
+    );
+    equal(findings, "weights after resuming", &found, expected);
+    // Resuming from weights alone must not look the same, or the moments were never read.
+    let cold = checkpoint.without_moments();
+    let (_, cold) = run.resume(subject, ranks, &cold)?;
+    findings.fact("the moments matter", cold != found);
+    Ok(())
+}
+
+fn moves(
+    run: &Run,
+    (from, from_ranks): (&Subject, usize),
+    (to, to_ranks): (&Subject, usize),
+    findings: &mut Findings,
+) -> Result<()> {
+    let (mut steps, checkpoint) = run.save(from, from_ranks)?;
+    let (rest, weights) = run.resume(to, to_ranks, &checkpoint)?;
+    steps.extend(rest);
+    let found = Trace {
+        losses: steps.iter().map(|s| s.0).collect(),
+        grad_norms: steps.iter().map(|s| s.1).collect(),
+        steps: steps
+            .iter()
+            .map(|s| StepRecord {
+                gradients: Tensors::new(),
+                clip_factor: s.2,
+                learning_rate: s.3,
+            })
+            .collect(),
+        weights,
+    };
+    run.five.check(&found, findings);
+    Ok(())
+}
+
+fn other_model(run: &Run, subject: &Subject, findings: &mut Findings) -> Result<()> {
+    let (_, checkpoint) = run.save(subject, 1)?;
+    let mut other = run.five.model.clone();
+    other.vocab_size += 1;
+    let job = subject.job(&other);
+    let refusals = subject.run(
+        &job,
+        || WeightInit::Deferred,
+        |rank| Ok(rank.engine.load_state(&checkpoint).err().map(|e| e.kind())),
+    )?;
+    let refused = refusals[0] == Some(ErrorKind::Checkpoint);
+    findings.fact("another model's checkpoint is refused as such", refused);
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! Weights in and out, and snapshots beside the policy.
+
+use drivetrain_core::{
+    ErrorKind, Result,
+    engine::{Engine, Residency, Weights},
+    weights::MemoryWeights,
+};
+
+use super::{
+    engine_state::{Fixture, equal},
+    step::Setting,
+};
+use crate::{
+    compare::Bound,
+    suite::Findings,
+    train::{tensors, weights},
+};
+
+pub(super) fn export_and_import(fixture: &Fixture, findings: &mut Findings) -> Result<()> {
+    let (exported, scores, again, scored_again, step) = fixture.run(|rank| {
+        fixture.step(rank, 0)?;
+        let mut sink = MemoryWeights::new();
+        rank.engine.export_weights(&Weights::Policy, &mut sink)?;
+        let exported = tensors(&sink);
+        let scores = fixture.score(rank, &Weights::Policy)?;
+        fixture.step(rank, 1)?;
+        rank.engine.import_weights(&Weights::Policy, &sink)?;
+        let again = weights(&mut rank.engine, &Weights::Policy)?;
+        let scored_again = fixture.score(rank, &Weights::Policy)?;
+        Ok((exported, scores, again, scored_again, rank.engine.step()))
+    })?;
+    let names: Vec<_> = fixture
+        .model
+        .parameters()
+        .into_iter()
+        .map(|p| p.name)
+        .collect();
+    let found: Vec<_> = exported.keys().cloned().collect();
+    findings.fact(
+        "export has every parameter, in the model's order",
+        found == names,
+    );
+    equal(findings, "weights after import", &again, &exported);
+    findings.check(
+        "scores after import",
+        "",
+        &scored_again,
+        &scores,
+        Bound::Exact,
+    );
+    findings.fact("steps are counted", step == 2);
+    Ok(())
+}
+
+pub(super) fn snapshot(fixture: &Fixture, findings: &mut Findings) -> Result<()> {
+    let tag = Weights::Tag("reference".to_owned());
+    let (before, kept, policy, exported, gone) = fixture.run(|rank| {
+        let before = fixture.score(rank, &Weights::Policy)?;
+        rank.engine.snapshot("reference")?;
+        fixture.step(rank, 0)?;
+        fixture.step(rank, 1)?;
+        let kept = fixture.score(rank, &tag)?;
+        let policy = fixture.score(rank, &Weights::Policy)?;
+        let exported = weights(&mut rank.engine, &tag)?;
+        rank.engine.drop_snapshot("reference")?;
+        let gone = fixture.score(rank, &tag).err().map(|e| e.kind());
+        Ok((before, kept, policy, exported, gone))
+    })?;
+    findings.check("scores of a snapshot", "", &kept, &before, Bound::Exact);
+    findings.fact("the policy moves on", policy != before);
+    let first = Setting::new(&fixture.model, fixture.subject.settings.seed)?;
+    let first = tensors(&first.weights);
+    equal(findings, "weights of a snapshot", &exported, &first);
+    let refused = gone == Some(ErrorKind::Config);
+    findings.fact("a dropped snapshot is unknown", refused);
+    let plain = fixture.plainly_trained()?;
+    let with = fixture.trained(|rank, _| rank.engine.snapshot("old"))?;
+    equal(findings, "weights after snapshots", &with, &plain);
+    Ok(())
+}
+
+pub(super) fn imported_snapshot(fixture: &Fixture, findings: &mut Findings) -> Result<()> {
+    let tag = Weights::Tag("teacher".to_owned());
+    let teacher = crate::fixture::weights(&fixture.model, fixture.subject.settings.seed + 1)?;
+    let (found, policy, exported) = fixture.run(|rank| {
+        rank.engine.import_weights(&tag, &teacher)?;
+        rank.engine.set_residency(Residency::Device)?;
+        let found = fixture.score(rank, &tag)?;
+        let policy = weights(&mut rank.engine, &Weights::Policy)?;
+        Ok((found, policy, weights(&mut rank.engine, &tag)?))
+    })?;
+    let expected = fixture.run(|rank| {
+        rank.engine.import_weights(&Weights::Policy, &teacher)?;
+        fixture.score(rank, &Weights::Policy)
+    })?;
+    findings.check(
+        "scores of an imported snapshot",
+        "",
+        &found,
+        &expected,
+        Bound::Exact,
+    );
+    equal(
+        findings,
+        "weights of an imported snapshot",
+        &exported,
+        &tensors(&teacher),
+    );
+    let first = Setting::new(&fixture.model, fixture.subject.settings.seed)?;
+    let first = tensors(&first.weights);
+    equal(findings, "weights of the policy beside it", &policy, &first);
+    Ok(())
+}

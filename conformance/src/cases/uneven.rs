@@ -1,0 +1,179 @@
+//! Ranks that do not share alike: one rank's bad gradient, ranks without a sequence, rows that do not divide.
+
+use drivetrain_core::{
+    Result,
+    batch::{BatchBuilder, BatchTotals, Column, ColumnData},
+    engine::{Engine, ScoreRequest, StepOptions, Weights},
+    model::{Family, MlpSpec, ModelSpec},
+    objective::Nll,
+    plan::MicrobatchLimit,
+};
+
+use super::{
+    engine_state::equal,
+    five_steps::{FiveSteps, optimizer},
+    step::{Layout, Setting},
+};
+use crate::{
+    compare::Bound,
+    fixture::{batches, dense, model},
+    objective::{POISON, Poisoned},
+    suite::{Case, Findings, Needs, Subject},
+    train::{tensors, weights},
+};
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for ranks in [1, 2, 4] {
+        let needs = Needs {
+            data_ranks: ranks,
+            ..Needs::model(&model("dense"))
+        };
+        let mut add = |what: &str, run: fn(usize, &Subject, &mut Findings) -> Result<()>| {
+            let full = format!("uneven/ranks{ranks}/{what}");
+            cases.push(Case::new(full, needs.clone(), move |s, f| run(ranks, s, f)));
+        };
+        add("non_finite_gradient_skips_everywhere", non_finite);
+        add("fewer_sequences_than_ranks", fewer_sequences);
+        add("seven_evaluated", seven_evaluated);
+    }
+    for ranks in [2, 3, 4] {
+        for rows in [1, 5, 97] {
+            let model = uneven(rows);
+            let needs = Needs {
+                data_ranks: ranks,
+                ..Needs::model(&model)
+            };
+            let name = format!("uneven/ranks{ranks}/rows_of_{rows}");
+            cases.push(Case::new(name, needs, move |s, f| {
+                uneven_rows(rows, ranks, s, f)
+            }));
+        }
+    }
+    cases
+}
+
+/// One rank's infinite gradient: every rank skips, nothing changes, and the next step is as if it had not been.
+fn non_finite(ranks: usize, subject: &Subject, findings: &mut Findings) -> Result<()> {
+    let model = model("dense");
+    let setting = Setting::new(&model, subject.settings.seed)?;
+    let mut job = subject.job(&model);
+    job.config.optimizer = optimizer();
+    job.config.parallel.data_parallel_size = ranks;
+    let nll = Nll::default();
+    let run = |poisoned: bool| {
+        subject.run_from(&job, &setting.weights, |rank| {
+            let mut skipped = Vec::new();
+            for n in 0..3 {
+                let mut global = batches::eight(model.vocab_size, subject.settings.seed + n)?;
+                let totals = BatchTotals::count(&global);
+                if n == 1 && !poisoned {
+                    continue;
+                }
+                let mut marks = vec![0u8; 8];
+                marks[6] = u8::from(n == 1);
+                global.set_column(POISON, Column::per_sequence(ColumnData::U8(marks)))?;
+                let share = rank.share(&global, MicrobatchLimit::Sequences(1))?;
+                let objective = Poisoned(&nll);
+                rank.engine.forward_backward(&share, &objective, &totals)?;
+                let before = weights(&mut rank.engine, &Weights::Policy)?;
+                let step = rank.engine.optim_step(&StepOptions::default())?;
+                let after = weights(&mut rank.engine, &Weights::Policy)?;
+                let finite = step.grad_norm.is_finite();
+                skipped.push((step.skipped, before == after, finite, step.step));
+            }
+            let end = weights(&mut rank.engine, &Weights::Policy)?;
+            Ok((skipped, rank.engine.step(), end))
+        })
+    };
+    let (bad, clean) = (run(true)?, run(false)?);
+    let expected = [
+        (false, false, true, 1),
+        (true, true, false, 1),
+        (false, false, true, 2),
+    ];
+    let alike = bad
+        .iter()
+        .all(|(steps, count, _)| steps[..] == expected && *count == 2);
+    findings.fact("every rank skips the bad step, and only that", alike);
+    for (_, _, end) in &bad {
+        equal(findings, "weights", end, &clean[0].2);
+    }
+    Ok(())
+}
+
+/// Ranks without a sequence take part and the result is the same.
+fn fewer_sequences(ranks: usize, subject: &Subject, findings: &mut Findings) -> Result<()> {
+    let model = model("dense");
+    let setting = Setting::new(&model, subject.settings.seed)?;
+    let batch = batches::scored(&[(6, 4)], model.vocab_size, subject.settings.seed)?;
+    let layout = Layout {
+        ranks,
+        limit: MicrobatchLimit::Sequences(1),
+    };
+    setting.check_step(subject, findings, &batch, &Nll::default(), layout)?;
+    let none = BatchBuilder::new().build()?;
+    setting.check_step(subject, findings, &none, &Nll::default(), layout)
+}
+
+/// Seven sequences scored on some ranks: it ends, and every score is that of one rank.
+fn seven_evaluated(ranks: usize, subject: &Subject, findings: &mut Findings) -> Result<()> {
+    let model = model("dense");
+    let setting = Setting::new(&model, subject.settings.seed)?;
+    let batch = batches::eight(model.vocab_size, subject.settings.seed)?;
+    let batch = batch.select(&(0..7).collect::<Vec<_>>());
+    let whole = setting.score(subject, &batch, &ScoreRequest::default())?;
+    let mut job = subject.job(&model);
+    job.config.parallel.data_parallel_size = ranks;
+    let parts = subject.run_from(&job, &setting.weights, |rank| {
+        let share = rank.share(&batch, MicrobatchLimit::Sequences(2))?;
+        Ok(rank
+            .engine
+            .forward(&share, &ScoreRequest::default())?
+            .log_probs)
+    })?;
+    let found = parts.concat();
+    let tolerance = setting.tolerances(subject, &batch, 1.0)?.log_prob;
+    findings.check(
+        "log_probs",
+        "",
+        &found,
+        &whole.log_probs,
+        Bound::Uniform(tolerance),
+    );
+    Ok(())
+}
+
+/// A model whose embedding has this many rows and whose other first dims are odd.
+fn uneven(rows: usize) -> ModelSpec {
+    let mut model = dense(Family::Llama, 1);
+    model.vocab_size = rows;
+    (model.num_heads, model.num_kv_heads, model.head_dim) = (3, 1, 2);
+    model.hidden_size = 5;
+    model.layers[0].mlp = MlpSpec::Dense { ffn_size: 7 };
+    model
+}
+
+/// First dims that no rank count divides: padding enters neither norm, nor optimizer, nor export.
+fn uneven_rows(
+    rows: usize,
+    ranks: usize,
+    subject: &Subject,
+    findings: &mut Findings,
+) -> Result<()> {
+    let model = uneven(rows);
+    let setting = Setting::new(&model, subject.settings.seed)?;
+    let batch = batches::eight(rows, subject.settings.seed)?;
+    let layout = FiveSteps::in_twos(ranks);
+    setting.check_step(subject, findings, &batch, &Nll::default(), layout)?;
+    let mut job = subject.job(&model);
+    job.config.parallel.data_parallel_size = ranks;
+    let exported = subject.run_from(&job, &setting.weights, |rank| {
+        weights(&mut rank.engine, &Weights::Policy)
+    })?;
+    let first = tensors(&setting.weights);
+    for exported in &exported {
+        equal(findings, "exported weights", exported, &first);
+    }
+    Ok(())
+}

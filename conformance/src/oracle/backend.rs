@@ -1,0 +1,109 @@
+//! Builds the reference and says what it can do.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use drivetrain_core::{
+    DType, Diagnostic, Error, Result,
+    communicator::Communicator,
+    config::JobSpec,
+    engine::{Backend, Capability, DataParallel, Engine, WeightInit},
+    init::SeededWeights,
+    model::{Family, ParameterSpec},
+    plan::TrainPlan,
+};
+
+use super::{defect::Defect, engine::ReferenceEngine, matrix::Matrix, model::Parameters, weights};
+
+/// The word after `backend:`.
+pub(super) const NAME: &str = "reference";
+
+/// The f64 oracle as an engine: slow, plain, and right. Weights, moments and reductions are f64 whatever the
+/// job's dtypes say, since it stands for the exact value of what they round.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ReferenceBackend {
+    defect: Option<Defect>,
+}
+
+impl ReferenceBackend {
+    /// The oracle.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The oracle with one thing done wrong, to test a suite that should notice.
+    pub fn with_defect(defect: Defect) -> Self {
+        Self {
+            defect: Some(defect),
+        }
+    }
+}
+
+impl Backend for ReferenceBackend {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn capability(&self) -> Capability {
+        Capability {
+            families: BTreeSet::from([
+                Family::Llama,
+                Family::Mistral,
+                Family::Qwen2,
+                Family::Qwen3,
+                Family::Mixtral,
+                Family::Qwen3Moe,
+            ]),
+            compute: vec![DType::F64, DType::F32],
+            devices: BTreeSet::from(["cpu".to_owned()]),
+            data_parallel: Some(DataParallel::default()),
+            snapshots: true,
+            entropy: true,
+            log_probs_at: true,
+            checkpoints: true,
+            export_gradients: true,
+            ..Capability::default()
+        }
+    }
+
+    fn check(&self, _job: &JobSpec) -> Vec<Diagnostic> {
+        Vec::new()
+    }
+
+    fn plan(&self, job: &JobSpec) -> Result<TrainPlan> {
+        let faults = self.check(job);
+        if !faults.is_empty() {
+            return Err(Error::diagnosed("plan", faults));
+        }
+        Ok(super::plan::plan(job))
+    }
+
+    fn build(
+        &self,
+        plan: &TrainPlan,
+        world: Arc<dyn Communicator>,
+        init: WeightInit<'_>,
+    ) -> Result<Box<dyn Engine>> {
+        let specs: Vec<_> = plan.parameters.iter().map(|p| p.spec.clone()).collect();
+        let policy = match init {
+            WeightInit::Source(source) => weights::read(&specs, source)?,
+            WeightInit::Seed(seed) => {
+                weights::read(&specs, &SeededWeights::new(&plan.model, seed))?
+            }
+            WeightInit::Deferred => zeros(&specs),
+        };
+        Ok(Box::new(ReferenceEngine::new(
+            plan.clone(),
+            world,
+            policy,
+            self.defect,
+        )))
+    }
+}
+
+fn zeros(specs: &[ParameterSpec]) -> Parameters {
+    let one = |spec: &ParameterSpec| {
+        let matrix = Matrix::with_shape(&spec.shape, vec![0.0; spec.num_elements()]);
+        (spec.name.clone(), Arc::new(matrix))
+    };
+    specs.iter().map(one).collect()
+}

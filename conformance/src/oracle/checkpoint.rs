@@ -1,0 +1,84 @@
+//! State out and in. Every rank holds all of it, so rank 0 writes it.
+
+use std::sync::Arc;
+
+use drivetrain_core::{
+    Error, ErrorKind, Result, View,
+    checkpoint::{SaveHandle, StatePiece, StateReader, StateSlot, StateWriter},
+};
+
+use super::{defect::Defect, engine::ReferenceEngine, matrix::Matrix};
+
+const STEP: &str = "step";
+
+pub(super) fn save(
+    engine: &ReferenceEngine,
+    mut writer: Box<dyn StateWriter>,
+) -> Result<SaveHandle> {
+    if engine.world.rank() == 0 {
+        for planned in &engine.plan.parameters {
+            let spec = &planned.spec;
+            for (slot, values) in [
+                (StateSlot::Weight, &*engine.policy[&spec.name]),
+                (StateSlot::ExpAvg, &engine.optimizer.exp_avg[&spec.name]),
+                (
+                    StateSlot::ExpAvgSq,
+                    &engine.optimizer.exp_avg_sq[&spec.name],
+                ),
+            ] {
+                let whole = 0..spec.num_elements();
+                writer.piece(StatePiece {
+                    name: &spec.name,
+                    slot,
+                    shape: &spec.shape,
+                    runs: std::iter::once(whole).collect(),
+                    data: View::F64(&values.data),
+                })?;
+            }
+        }
+    }
+    writer.blob(STEP, engine.step.into())?;
+    writer.finish()?;
+    Ok(SaveHandle::done())
+}
+
+pub(super) fn load(engine: &mut ReferenceEngine, reader: &dyn StateReader) -> Result<()> {
+    let step = reader.blob(STEP).and_then(serde_json::Value::as_u64);
+    let step = step.ok_or_else(|| {
+        Error::new(
+            ErrorKind::Checkpoint,
+            "load_state",
+            "the checkpoint says no step",
+        )
+        .with("blob", STEP)
+    })?;
+    let specs = engine.plan.parameters.iter().map(|p| p.spec.clone());
+    for spec in specs.collect::<Vec<_>>() {
+        let read = |slot| {
+            let shape = reader.shape(&spec.name, slot);
+            if shape.as_ref() != Some(&spec.shape) {
+                return Err(Error::new(
+                    ErrorKind::Checkpoint,
+                    "load_state",
+                    "the checkpoint belongs to another model",
+                )
+                .with("tensor", &spec.name)
+                .with("expected", format!("{:?}", spec.shape))
+                .with("found", format!("{shape:?}")));
+            }
+            let whole = 0..spec.num_elements();
+            let values = reader.read_f64(&spec.name, slot, std::slice::from_ref(&whole))?;
+            Ok(Matrix::with_shape(&spec.shape, values))
+        };
+        engine.policy[&spec.name] = Arc::new(read(StateSlot::Weight)?);
+        if !engine.is(Defect::MomentsNotRestored) {
+            engine.optimizer.exp_avg[&spec.name] = read(StateSlot::ExpAvg)?;
+            engine.optimizer.exp_avg_sq[&spec.name] = read(StateSlot::ExpAvgSq)?;
+        }
+    }
+    if !engine.is(Defect::StepNotRestored) {
+        engine.step = step;
+    }
+    engine.gradients = None;
+    Ok(())
+}

@@ -1,0 +1,383 @@
+//! The step, readable from top to bottom.
+
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
+
+use drivetrain_core::{
+    Error, ErrorKind, Result,
+    batch::{Batch, BatchTotals, Column, ColumnData, LOSS_MASK},
+    checkpoint::{SaveHandle, StateReader, StateWriter},
+    communicator::{Communicator, ReduceOp},
+    engine::{
+        Engine, ForwardBackwardReport, MemoryReport, OptimReport, Residency, ScoreRequest,
+        StepOptions, Weights,
+    },
+    objective::{Objective, TokenOutputs},
+    optim::LearningRate,
+    plan::TrainPlan,
+    weights::{WeightSink, WeightSource},
+};
+use indexmap::IndexMap;
+
+use super::{
+    checkpoint,
+    defect::Defect,
+    matrix::Matrix,
+    model::Parameters,
+    optimizer::{AdamW, StepSize, clip_factor},
+    score::{Scored, Wanted, accumulate, zeros_like},
+    weights,
+};
+
+/// One rank: every rank holds all of the model and computes its share of the batch.
+#[derive(Debug)]
+pub(super) struct ReferenceEngine {
+    pub(super) plan: TrainPlan,
+    pub(super) world: Arc<dyn Communicator>,
+    pub(super) policy: Parameters,
+    pub(super) snapshots: BTreeMap<String, Parameters>,
+    /// Of the open step, this rank's share.
+    pub(super) gradients: Option<IndexMap<String, Matrix>>,
+    pub(super) optimizer: AdamW,
+    pub(super) step: u64,
+    pub(super) defect: Option<Defect>,
+}
+
+impl ReferenceEngine {
+    pub(super) fn new(
+        plan: TrainPlan,
+        world: Arc<dyn Communicator>,
+        policy: Parameters,
+        defect: Option<Defect>,
+    ) -> Self {
+        Self {
+            optimizer: AdamW::new(&policy),
+            plan,
+            world,
+            policy,
+            snapshots: BTreeMap::new(),
+            gradients: None,
+            step: 0,
+            defect,
+        }
+    }
+
+    pub(super) fn is(&self, defect: Defect) -> bool {
+        self.defect == Some(defect)
+    }
+
+    pub(super) fn weights(&self, which: &Weights) -> Result<&Parameters> {
+        match which {
+            Weights::Policy => Ok(&self.policy),
+            Weights::Tag(_)
+                if self.is(Defect::TagIgnored) || self.is(Defect::SnapshotFollowsPolicy) =>
+            {
+                Ok(&self.policy)
+            }
+            Weights::Tag(tag) => self.snapshots.get(tag).ok_or_else(|| unknown_tag(tag)),
+        }
+    }
+
+    fn microbatch(
+        &mut self,
+        batch: &Batch,
+        objective: &dyn Objective,
+        totals: &BatchTotals,
+        report: &mut ForwardBackwardReport,
+    ) -> Result<()> {
+        let needs = objective.requires();
+        let wanted = Wanted {
+            temperature: needs.temperature,
+            entropy: needs.entropy,
+            log_probs_at: needs.log_probs_at.as_deref(),
+        };
+        let mut asked = batch.clone();
+        if self.is(Defect::MaskMultiplies) {
+            let all = Column::per_token(ColumnData::U8(vec![1; batch.num_tokens()]));
+            asked.set_column(LOSS_MASK, all)?;
+        }
+        let scored = asked.scored();
+        let pass = Scored::new(
+            &self.plan.model,
+            &self.policy,
+            batch,
+            &scored,
+            &wanted,
+            self.defect,
+        )?;
+        let mut value = objective.evaluate(&asked, &pass.outputs(), totals)?;
+        if self.is(Defect::MaskMultiplies) {
+            let mask = batch.scored();
+            let masked = value.d_log_probs.iter_mut().zip(&mask);
+            masked.for_each(|(d, &m)| *d *= f64::from(u8::from(m)));
+            value.loss = objective.evaluate(batch, &pass.outputs(), totals)?.loss;
+        }
+        if self.is(Defect::EntropyGradientDropped) {
+            value.d_entropy = None;
+        }
+        report.loss += value.loss;
+        report.metrics.merge(&value.metrics);
+        if self.is(Defect::GradientsOverwritten) {
+            self.gradients = None;
+        }
+        accumulate(&mut self.gradients, pass.backward(&value));
+        Ok(())
+    }
+
+    /// The same number on every rank: how many ranks say yes.
+    fn count(&self, yes: bool) -> Result<f64> {
+        let mut count = [f64::from(u8::from(yes))];
+        self.world.sum_f64(&mut count)?;
+        Ok(count[0])
+    }
+
+    /// The open step's gradients over all ranks, in the order of the parameters.
+    pub(super) fn reduced_gradients(&self) -> Result<IndexMap<String, Matrix>> {
+        let mut sum = match &self.gradients {
+            Some(gradients) => gradients.clone(),
+            None => zeros_like(&self.policy),
+        };
+        let rounds = match self.defect {
+            Some(Defect::ReducedTwice) => 2,
+            Some(Defect::NotReduced) => 0,
+            _ => 1,
+        };
+        for (name, gradient) in &mut sum {
+            for _ in 0..rounds {
+                let buffer = (&mut gradient.data).into();
+                self.world.all_reduce(buffer, ReduceOp::Sum)?.wait()?;
+            }
+            if self.is(Defect::AveragedOverRanks) {
+                *gradient = gradient.map(|g| g / self.world.world_size() as f64);
+            }
+            if self.is(Defect::ParameterFrozen) && name == "model.norm.weight" {
+                *gradient = gradient.map(|_| 0.0);
+            }
+        }
+        Ok(sum)
+    }
+
+    fn update(&mut self, gradients: &IndexMap<String, Matrix>, factor: f64, learning_rate: f64) {
+        let optimizer = self.plan.config.optimizer;
+        for planned in &self.plan.parameters {
+            let spec = &planned.spec;
+            if !spec.trainable {
+                continue;
+            }
+            let gradient = &gradients[&spec.name];
+            let mut own = factor;
+            if self.defect == Some(Defect::ClippedPerTensor) {
+                let norm = squares(gradient).sqrt();
+                own = clip_factor(norm, optimizer.max_grad_norm);
+            }
+            let mut size = StepSize::new(&optimizer, spec, learning_rate, self.step + 1);
+            if self.defect == Some(Defect::OneDimDecays) {
+                size.weight_decay = optimizer.weight_decay;
+            }
+            let clipped = gradient.map(|g| g * own);
+            let weight = Arc::make_mut(&mut self.policy[&spec.name]);
+            self.optimizer
+                .update(&spec.name, weight, &clipped, &size, self.defect);
+        }
+    }
+}
+
+impl Engine for ReferenceEngine {
+    fn forward_backward(
+        &mut self,
+        batch: &Batch,
+        objective: &dyn Objective,
+        totals: &BatchTotals,
+    ) -> Result<ForwardBackwardReport> {
+        let began = Instant::now();
+        let mut report = ForwardBackwardReport::default();
+        let mut outcome = Ok(());
+        for index in 0..batch.num_microbatches() {
+            let microbatch = batch.microbatch(index);
+            let mut totals = totals.clone();
+            if self.is(Defect::NormalisedPerMicrobatch) {
+                totals = BatchTotals::count(&microbatch);
+                totals.tokens = totals.tokens.max(1) * batch.num_microbatches() as u64;
+                totals.sequences = totals.sequences.max(1) * batch.num_microbatches() as u64;
+            }
+            outcome = self.microbatch(&microbatch, objective, &totals, &mut report);
+            if outcome.is_err() {
+                break;
+            }
+        }
+        if self.count(outcome.is_err())? > 0.0 {
+            self.gradients = None;
+            return Err(outcome.err().unwrap_or_else(|| {
+                Error::new(
+                    ErrorKind::NonFinite,
+                    "forward_backward",
+                    "another rank's micro-batch failed; the open step is dropped",
+                )
+                .with("rank", self.world.rank())
+            }));
+        }
+        if self.gradients.is_none() {
+            self.gradients = Some(zeros_like(&self.policy));
+        }
+        let mut loss = [report.loss];
+        self.world.sum_f64(&mut loss)?;
+        if !self.is(Defect::LossNotReduced) {
+            report.loss = loss[0];
+        }
+        report.metrics.all_reduce(&*self.world)?;
+        report.seconds = began.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    fn forward(&mut self, batch: &Batch, request: &ScoreRequest) -> Result<TokenOutputs> {
+        if self.is(Defect::ForwardDropsGradients) {
+            self.gradients = None;
+        }
+        let mut selected = vec![true; batch.num_tokens()];
+        for s in 0..batch.num_sequences() {
+            if let Some(first) = selected[batch.sequence(s)].first_mut() {
+                *first = false;
+            }
+        }
+        let wanted = Wanted {
+            temperature: request.temperature,
+            entropy: request.entropy,
+            log_probs_at: request.log_probs_at.as_deref(),
+        };
+        let weights = self.weights(&request.weights)?;
+        let spec = &self.plan.model;
+        Ok(Scored::new(spec, weights, batch, &selected, &wanted, self.defect)?.outputs())
+    }
+
+    fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
+        let mut gradients = self.reduced_gradients()?;
+        if let Some(divisor) = options.gradient_divisor
+            && !self.is(Defect::DivisorIgnored)
+        {
+            for gradient in gradients.values_mut() {
+                *gradient = gradient.map(|g| g / divisor);
+            }
+        }
+        let mut norm = gradients.values().map(squares).sum::<f64>().sqrt();
+        if self.is(Defect::NonFiniteApplied) && !norm.is_finite() {
+            norm = 1.0;
+        }
+        let schedule_step = self.step + u64::from(self.is(Defect::ScheduleOneAhead));
+        let learning_rate = options
+            .learning_rate
+            .unwrap_or_else(|| LearningRate::new(&self.plan.config).at(schedule_step));
+        let mut bad = !norm.is_finite();
+        if self.is(Defect::SkipDecidedAlone) {
+            let own = self
+                .gradients
+                .iter()
+                .flat_map(IndexMap::values)
+                .map(squares);
+            bad = !own.sum::<f64>().is_finite();
+        }
+        // The step commits here: every rank has the same bits of the reduced gradients, and so of the norm.
+        self.gradients = None;
+        let mut factor = clip_factor(norm, self.plan.config.optimizer.max_grad_norm);
+        if self.is(Defect::NotClipped) {
+            factor = 1.0;
+        }
+        if !bad {
+            self.update(&gradients, factor, learning_rate);
+        }
+        if !bad || self.is(Defect::SkippedStepCounts) {
+            self.step += 1;
+        }
+        Ok(OptimReport {
+            step: self.step,
+            grad_norm: norm,
+            clip_factor: factor,
+            skipped: bad,
+            learning_rate,
+        })
+    }
+
+    fn zero_grad(&mut self) -> Result<()> {
+        if !self.is(Defect::AbortKeepsGradients) {
+            self.gradients = None;
+        }
+        Ok(())
+    }
+
+    fn step(&self) -> u64 {
+        self.step
+    }
+
+    fn export_weights(&mut self, which: &Weights, sink: &mut dyn WeightSink) -> Result<()> {
+        weights::export(self, which, sink)
+    }
+
+    fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
+        if self.count(self.gradients.is_none())? > 0.0 {
+            return Err(Error::new(
+                ErrorKind::CallOrder,
+                "export_gradients",
+                "no step is open",
+            ));
+        }
+        weights::export_gradients(self, sink)
+    }
+
+    fn import_weights(&mut self, which: &Weights, source: &dyn WeightSource) -> Result<()> {
+        weights::import(self, which, source)
+    }
+
+    fn save_state(&mut self, writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
+        checkpoint::save(self, writer)
+    }
+
+    fn load_state(&mut self, reader: &dyn StateReader) -> Result<()> {
+        checkpoint::load(self, reader)
+    }
+
+    fn snapshot(&mut self, tag: &str) -> Result<()> {
+        self.snapshots.insert(tag.to_owned(), self.policy.clone());
+        Ok(())
+    }
+
+    fn drop_snapshot(&mut self, tag: &str) -> Result<()> {
+        let dropped = self.snapshots.remove(tag);
+        dropped.map(drop).ok_or_else(|| unknown_tag(tag))
+    }
+
+    fn set_residency(&mut self, residency: Residency) -> Result<()> {
+        match residency {
+            Residency::Device => Ok(()),
+            other => Err(Error::new(
+                ErrorKind::Unsupported,
+                "set_residency",
+                "the reference keeps all its state in host memory",
+            )
+            .with("found", format!("{other:?}"))),
+        }
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let bytes = |p: &Parameters| p.values().map(|w| 8 * w.data.len() as u64).sum::<u64>();
+        let parameters = bytes(&self.policy);
+        MemoryReport {
+            parameters,
+            gradients: self.gradients.as_ref().map_or(0, |_| parameters),
+            optimizer: 2 * parameters,
+            snapshots: self.snapshots.values().map(bytes).sum(),
+            peak_activations: 0,
+        }
+    }
+}
+
+fn squares(gradient: &Matrix) -> f64 {
+    gradient.data.iter().map(|g| g * g).sum()
+}
+
+fn unknown_tag(tag: &str) -> Error {
+    Error::new(
+        ErrorKind::Config,
+        "select_weights",
+        "no snapshot has this tag",
+    )
+    .with("tag", tag)
+    .help("take it first with snapshot(tag)")
+}

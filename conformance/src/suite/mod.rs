@@ -1,0 +1,225 @@
+//! The suite: cases chosen by what each backend claims, run under the usual test harness.
+
+mod args;
+mod case;
+mod findings;
+mod subject;
+
+use std::{
+    collections::BTreeMap,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use drivetrain_core::{Error, ErrorKind, Result, engine::Backend};
+use libtest_mimic::{Failed, Trial};
+
+pub use args::SuiteArgs;
+pub use case::{Case, Claims, Needs};
+pub use findings::{CaseReport, Findings};
+pub use subject::{Rank, Settings, Subject};
+
+use crate::cases;
+
+/// The suite for some backends.
+#[derive(Debug)]
+pub struct Suite {
+    backends: Vec<Arc<dyn Backend>>,
+    at_least: usize,
+}
+
+/// How a run ended.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Every case that ran.
+    pub cases: Vec<CaseReport>,
+    /// (backend, reason) to the cases that were not asked for.
+    pub skipped: BTreeMap<(String, String), Vec<String>>,
+    /// Backends of which too few cases were asked.
+    pub too_few: Vec<String>,
+    /// Whether only names were printed.
+    pub listed: bool,
+}
+
+impl Outcome {
+    /// Whether something ran and nothing failed.
+    pub fn passed(&self) -> bool {
+        let ran = self.listed || !self.cases.is_empty();
+        ran && self.too_few.is_empty() && self.cases.iter().all(|c| c.passed)
+    }
+}
+
+impl Suite {
+    /// For these backends; of each at least one case must be selected.
+    pub fn new(backends: Vec<Arc<dyn Backend>>) -> Self {
+        Self {
+            backends,
+            at_least: 1,
+        }
+    }
+
+    /// Fails if fewer cases than this are selected of any backend: a guard against a capability or a rule
+    /// that silently claims less than it did.
+    #[must_use]
+    pub fn at_least(mut self, cases: usize) -> Self {
+        self.at_least = cases;
+        self
+    }
+
+    /// Runs with the program's arguments; for a test target without a harness.
+    pub fn main(self) -> ExitCode {
+        let args = match SuiteArgs::parse(std::env::args().skip(1)) {
+            Ok(args) => args,
+            Err(fault) => {
+                eprintln!("{fault}");
+                return ExitCode::from(2);
+            }
+        };
+        match self.run(&args) {
+            Ok(outcome) if outcome.passed() => ExitCode::SUCCESS,
+            Ok(_) => ExitCode::from(101),
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::from(error.kind().exit_code())
+            }
+        }
+    }
+
+    /// Runs the selected cases and prints them as `cargo test` does, then the largest shares of tolerances
+    /// and what was skipped and why.
+    ///
+    /// # Errors
+    /// `File` if the report cannot be written.
+    pub fn run(&self, args: &SuiteArgs) -> Result<Outcome> {
+        let mut outcome = Outcome {
+            listed: args.harness.list,
+            ..Outcome::default()
+        };
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let mut trials = Vec::new();
+        for backend in &self.backends {
+            let mut selected = 0;
+            for case in cases::all(&self.backends) {
+                match case.needs.unmet(backend) {
+                    None => {
+                        selected += 1;
+                        trials.push(trial(case, backend, args.settings, reports.clone()));
+                    }
+                    Some(reason) => {
+                        let key = (backend.name().to_owned(), reason);
+                        outcome.skipped.entry(key).or_default().push(case.name);
+                    }
+                }
+            }
+            if selected < self.at_least {
+                outcome.too_few.push(format!(
+                    "{}: {selected} cases selected, at least {} expected",
+                    backend.name(),
+                    self.at_least
+                ));
+            }
+        }
+        if !args.harness.list {
+            println!("seed {} (--seed N repeats it)", args.settings.seed);
+        }
+        // The reports hold the verdict.
+        let _ = libtest_mimic::run(&args.harness, trials);
+        let reports = std::mem::take(&mut *reports.lock().unwrap_or_else(PoisonError::into_inner));
+        outcome.cases = reports;
+        if !args.harness.list {
+            print(&outcome);
+        }
+        if let Some(path) = &args.report {
+            let text = serde_json::to_string_pretty(&outcome.cases);
+            let written = text
+                .map_err(std::io::Error::other)
+                .and_then(|text| std::fs::write(path, text));
+            written.map_err(|cause| {
+                Error::new(
+                    ErrorKind::File,
+                    "write_report",
+                    "cannot write the conformance report",
+                )
+                .with("file", path.display())
+                .caused_by(cause)
+            })?;
+        }
+        Ok(outcome)
+    }
+}
+
+fn trial(
+    case: Case,
+    backend: &Arc<dyn Backend>,
+    settings: Settings,
+    reports: Arc<Mutex<Vec<CaseReport>>>,
+) -> Trial {
+    let subject = Subject {
+        backend: backend.clone(),
+        settings,
+    };
+    let name = format!("{}::{}", backend.name(), case.name);
+    Trial::test(name, move || {
+        let report = run_case(&case, &subject);
+        let error = report.error.clone();
+        reports
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(report);
+        error.map_or(Ok(()), |error| Err(Failed::from(error)))
+    })
+}
+
+/// Runs one case; a panic is a failure.
+pub fn run_case(case: &Case, subject: &Subject) -> CaseReport {
+    let began = Instant::now();
+    let mut findings = Findings::default();
+    let run = std::panic::AssertUnwindSafe(|| case.run(subject, &mut findings));
+    let error = match std::panic::catch_unwind(run) {
+        Ok(result) => result.err().map(|e| e.to_string()),
+        Err(panic) => Some(match panic.downcast_ref::<String>() {
+            Some(message) => format!("panicked: {message}"),
+            None => "panicked".to_owned(),
+        }),
+    };
+    CaseReport {
+        backend: subject.backend.name().to_owned(),
+        case: case.name.clone(),
+        passed: error.is_none(),
+        error,
+        seconds: began.elapsed().as_secs_f64(),
+        comparisons: findings.comparisons().to_vec(),
+    }
+}
+
+fn print(outcome: &Outcome) {
+    let mut worst: BTreeMap<(&str, &str), (&CaseReport, f64)> = BTreeMap::new();
+    for case in &outcome.cases {
+        for comparison in case.comparisons.iter().filter(|c| c.tolerance > 0.0) {
+            let key = (case.backend.as_str(), comparison.quantity.as_str());
+            let most = worst.entry(key).or_insert((case, comparison.share));
+            if comparison.share > most.1 {
+                *most = (case, comparison.share);
+            }
+        }
+    }
+    if !worst.is_empty() {
+        println!("largest share of a tolerance used:");
+        for ((backend, quantity), (case, share)) in worst {
+            println!("  {backend:12} {quantity:14} {share:7.3}  in {}", case.case);
+        }
+    }
+    for ((backend, reason), cases) in &outcome.skipped {
+        println!(
+            "not asked of {backend}, which {reason}: {} cases",
+            cases.len()
+        );
+    }
+    for shortfall in &outcome.too_few {
+        println!("FAILED: {shortfall}");
+    }
+    if outcome.cases.is_empty() {
+        println!("FAILED: no case was selected");
+    }
+}

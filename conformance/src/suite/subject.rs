@@ -1,0 +1,158 @@
+//! The backend under test, and how a case runs it on some ranks.
+
+use std::{sync::Arc, time::Duration};
+
+use drivetrain_core::{
+    DType, Result,
+    batch::Batch,
+    communicator::Communicator,
+    config::{JobConfig, JobSpec},
+    engine::{Backend, Guarded, WeightInit, build_engine},
+    launch::run_ranks,
+    model::ModelSpec,
+    plan::{MicrobatchLimit, plan_microbatches},
+};
+use serde_json::json;
+
+/// How long ranks may wait for each other in a case.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Settings of a run of the suite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Key of generated models and batches.
+    pub seed: u64,
+    /// Number of generated cases for each property.
+    pub generated: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            seed: 20_250_101,
+            generated: 12,
+        }
+    }
+}
+
+/// The backend under test.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    /// The backend.
+    pub backend: Arc<dyn Backend>,
+    /// Settings of this run of the suite.
+    pub settings: Settings,
+}
+
+/// One rank of a running engine.
+#[derive(Debug)]
+pub struct Rank {
+    /// The engine, behind its guard.
+    pub engine: Guarded,
+    /// Which data-parallel share it gets.
+    pub data_index: usize,
+    /// Of how many.
+    pub data_size: usize,
+    /// All ranks.
+    pub world: Arc<dyn Communicator>,
+}
+
+impl Rank {
+    /// This rank's share of a global batch, cut into micro-batches.
+    ///
+    /// # Errors
+    /// None but a defect's.
+    pub fn share(&self, global: &Batch, limit: MicrobatchLimit) -> Result<Batch> {
+        let (lengths, groups) = (global.lengths(), global.groups());
+        let plan = plan_microbatches(&lengths, groups, self.data_size, limit)?;
+        plan.share(global, self.data_index)
+    }
+}
+
+impl Subject {
+    /// A backend with default settings.
+    pub fn new(backend: impl Backend + 'static) -> Self {
+        Self {
+            backend: Arc::new(backend),
+            settings: Settings::default(),
+        }
+    }
+
+    /// Another backend with the same settings.
+    #[must_use]
+    pub fn other(&self, backend: Arc<dyn Backend>) -> Self {
+        Self {
+            backend,
+            settings: self.settings,
+        }
+    }
+
+    /// The dtype it computes in: f32 if it claims that, else the first it claims.
+    pub fn compute(&self) -> DType {
+        let claimed = self.backend.capability().compute;
+        let f32 = claimed.iter().find(|&&d| d == DType::F32);
+        f32.or(claimed.first()).copied().unwrap_or(DType::F32)
+    }
+
+    /// A job of this backend for a model; cases change its settings.
+    pub fn job(&self, model: &ModelSpec) -> JobSpec {
+        let mut config: JobConfig = serde_json::from_value(json!({
+            "model": "conformance",
+            "backend": self.backend.name(),
+            "steps": 100,
+            "output": "conformance",
+            "data": {"train": "conformance.jsonl"},
+            "batch": {"global_batch_size": 4},
+        }))
+        .expect("these keys are the required ones of a job");
+        config.precision.compute = self.compute();
+        JobSpec {
+            config,
+            model: model.clone(),
+        }
+    }
+
+    /// Runs `body` on every rank of the job, each with its engine, and returns what each returned.
+    ///
+    /// # Errors
+    /// Those of the plan, of building, and of `body`: the first cause.
+    pub fn run<T: Send>(
+        &self,
+        job: &JobSpec,
+        init: impl Fn() -> WeightInit<'static> + Sync,
+        body: impl Fn(&mut Rank) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        self.run_with(job, &init, &body)
+    }
+
+    /// Runs as [`Self::run`], from weights.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_from<T: Send>(
+        &self,
+        job: &JobSpec,
+        source: &dyn drivetrain_core::weights::WeightSource,
+        body: impl Fn(&mut Rank) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        self.run_with(job, &|| WeightInit::Source(source), &body)
+    }
+
+    fn run_with<'a, T: Send>(
+        &self,
+        job: &JobSpec,
+        init: &(dyn Fn() -> WeightInit<'a> + Sync),
+        body: &(dyn Fn(&mut Rank) -> Result<T> + Sync),
+    ) -> Result<Vec<T>> {
+        let mesh = job.mesh();
+        run_ranks(mesh.world_size(), TIMEOUT, |world| {
+            let mut rank = Rank {
+                data_index: mesh.data_index(world.rank()),
+                data_size: mesh.data_size(),
+                engine: build_engine(&*self.backend, job, world.clone(), init())?.0,
+                world,
+            };
+            body(&mut rank)
+        })
+    }
+}

@@ -1,0 +1,233 @@
+//! How far a right engine may be from the exact value: one table, derived.
+//!
+//! | quantity | tolerance | from |
+//! |---|---|---|
+//! | golden log-probs | `1e-5` | given; transformers' own f32 run is up to 5e-6 from its f64 run |
+//! | golden gradients | `2e-6` of each tensor's largest magnitude | given; transformers' f32 run: 3e-7 absolute |
+//! | log-probs | `u sqrt(path)` of the largest magnitude, at least 1 | rounding errors add like a random walk along the chain of dot products (Higham and Mary 2019) |
+//! | gradients | `u sqrt(3 path)` of each tensor's largest magnitude | forward, backward and the product that makes the gradient |
+//! | entropy | log-probs' times `ln V` | `dH = -sum p (log p + H) d logit`, and `log p + H` averages below `ln V` |
+//! | loss | log-probs' times the sum of `abs(d loss / d log_prob)`, entropy's likewise | the chain rule |
+//! | grad_norm | 2-norm of the gradients' tolerances, over all elements | the triangle inequality |
+//! | weights after n steps | per element, the larger of `1e-6` and 4 times the shift of the oracle's own weight when its gradient moves by its tolerance | Adam divides by tiny gradients: a flat bound would be a lottery |
+//! | layouts of one engine | gradients `1e-5` relative | given |
+//! | same engine, same layout | equal bits | determinism |
+//!
+//! `u` is the unit roundoff of the compute dtype; `path` is the sum of the lengths of the dot products in
+//! series from the tokens to a log-prob.
+
+use drivetrain_core::{
+    DType,
+    config::OptimizerConfig,
+    model::{MlpSpec, ModelSpec, ParameterSpec},
+};
+use indexmap::IndexMap;
+
+use crate::{
+    compare::largest,
+    oracle::{Element, StepSize},
+};
+
+/// Smallest tolerance of a weight after some steps.
+pub const WEIGHT_FLOOR: f64 = 1e-6;
+
+/// How many times the oracle's shift a weight may be off.
+pub const WEIGHT_SHIFTS: f64 = 4.0;
+
+/// Gradients of one engine in two layouts, relative to each tensor's largest magnitude.
+pub const BETWEEN_LAYOUTS: f64 = 1e-5;
+
+/// Values by parameter.
+pub type Tensors = IndexMap<String, Vec<f64>>;
+
+/// The tolerances of one comparison.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tolerances {
+    /// Of a log-prob, absolute.
+    pub log_prob: f64,
+    /// Of an entropy, absolute.
+    pub entropy: f64,
+    /// Of a gradient, relative to its tensor's largest magnitude.
+    pub gradient: f64,
+}
+
+impl Tolerances {
+    /// Against the golden files.
+    pub fn golden(model: &ModelSpec) -> Self {
+        Self {
+            log_prob: 1e-5,
+            entropy: 1e-5 * log_vocab(model),
+            gradient: 2e-6,
+        }
+    }
+
+    /// Against the oracle, for an engine that computes in `compute`. `magnitude` is the largest log-prob's.
+    pub fn derived(model: &ModelSpec, compute: DType, longest: usize, magnitude: f64) -> Self {
+        let (u, path) = (unit_roundoff(compute), path(model, longest) as f64);
+        let log_prob = u * path.sqrt() * magnitude.max(1.0);
+        Self {
+            log_prob,
+            entropy: log_prob * log_vocab(model),
+            gradient: u * (3.0 * path).sqrt(),
+        }
+    }
+
+    /// The tolerance of each parameter's gradient, absolute.
+    pub fn gradients(&self, exact: &Tensors) -> IndexMap<String, f64> {
+        let of =
+            |(name, values): (&String, &Vec<f64>)| (name.clone(), self.gradient * largest(values));
+        exact.iter().map(of).collect()
+    }
+
+    /// The tolerance of the gradient's norm, absolute.
+    pub fn grad_norm(&self, exact: &Tensors) -> f64 {
+        let tolerances = self.gradients(exact);
+        let squares = exact
+            .iter()
+            .map(|(name, values)| values.len() as f64 * tolerances[name].powi(2));
+        squares.sum::<f64>().sqrt()
+    }
+}
+
+/// Half the distance from 1 to the next number.
+pub fn unit_roundoff(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON / 2.0,
+        DType::Bf16 => 2.0_f64.powi(-9),
+        DType::F16 => 2.0_f64.powi(-11),
+        _ => f64::from(f32::EPSILON) / 2.0,
+    }
+}
+
+fn log_vocab(model: &ModelSpec) -> f64 {
+    (model.vocab_size as f64).ln().max(1.0)
+}
+
+/// Lengths of the dot products (and sums) in series from a token to a log-prob.
+fn path(model: &ModelSpec, longest: usize) -> usize {
+    let (d, e) = (model.hidden_size, model.head_dim);
+    let layers = model.layers.iter().map(|layer| {
+        let feed_forward = match (layer.mlp, model.moe) {
+            (MlpSpec::Dense { ffn_size }, _) => d + ffn_size,
+            (MlpSpec::Moe, Some(moe)) => d + moe.num_experts + d + moe.ffn_size,
+            (MlpSpec::Moe, None) => 0,
+        };
+        let attention = d + e + longest + model.num_heads * e;
+        let norms = 2 * d + if model.qk_norm { e } else { 0 };
+        norms + attention + feed_forward
+    });
+    layers.sum::<usize>() + 2 * d + model.vocab_size
+}
+
+/// One optimizer step of the oracle, as far as a weight's way through it depends on it.
+#[derive(Debug, Clone)]
+pub struct StepRecord {
+    /// Exact gradients, before clipping.
+    pub gradients: Tensors,
+    /// What they were multiplied by.
+    pub clip_factor: f64,
+    /// Learning rate.
+    pub learning_rate: f64,
+}
+
+/// The tolerance of every weight after these steps of the oracle, element by element: AdamW is run again with
+/// each step's gradient moved up or down by its tolerance, in every combination, and the largest shift counts.
+pub fn weights_after(
+    parameters: &[ParameterSpec],
+    optimizer: &OptimizerConfig,
+    start: &Tensors,
+    steps: &[StepRecord],
+    tolerances: &Tolerances,
+) -> Tensors {
+    let moved: Vec<_> = steps
+        .iter()
+        .map(|step| tolerances.gradients(&step.gradients))
+        .collect();
+    let of_parameter = |spec: &ParameterSpec| {
+        let name = spec.name.as_str();
+        let (start, moved) = (&start[name], moved.iter().map(|m| m[name]));
+        let steps: Vec<_> = (1..)
+            .zip(steps)
+            .zip(moved)
+            .map(|((count, step), moved)| {
+                let size = StepSize::new(optimizer, spec, step.learning_rate, count);
+                (size, &step.gradients[name], moved, step.clip_factor)
+            })
+            .collect();
+        let end = |element: usize, sign: &dyn Fn(usize) -> f64| {
+            let mut x = Element {
+                weight: start[element],
+                exp_avg: 0.0,
+                exp_avg_sq: 0.0,
+            };
+            for (n, (size, gradient, moved, clip_factor)) in steps.iter().enumerate() {
+                let g = gradient[element] + sign(n) * moved;
+                size.update(&mut x, g * clip_factor, None);
+            }
+            x.weight
+        };
+        let tolerance = |element| {
+            let exact = end(element, &|_| 0.0);
+            let up_or_down = |signs: usize, n| if signs >> n & 1 == 1 { 1.0 } else { -1.0 };
+            let shift = |signs| (end(element, &|n| up_or_down(signs, n)) - exact).abs();
+            let largest = (0..1usize << steps.len()).map(shift).fold(0.0, larger);
+            larger(WEIGHT_SHIFTS * largest, WEIGHT_FLOOR)
+        };
+        let elements = 0..spec.num_elements();
+        (spec.name.clone(), elements.map(tolerance).collect())
+    };
+    parameters.iter().map(of_parameter).collect()
+}
+
+/// The larger; a NaN stays one.
+fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn a_tiny_gradient_gives_its_weight_room_and_a_large_one_does_not() {
+        let model = fixture::model("no_layers");
+        let spec = ParameterSpec {
+            shape: vec![3],
+            ..model.parameters()[1].clone()
+        };
+        let name = spec.name.clone();
+        let step = |g: [f64; 3]| StepRecord {
+            gradients: IndexMap::from([(name.clone(), g.to_vec())]),
+            clip_factor: 1.0,
+            learning_rate: 1e-3,
+        };
+        let start = IndexMap::from([(name.clone(), vec![1.0; 3])]);
+        let optimizer = OptimizerConfig::default();
+        let steps = [step([1.0, 1e-6, 0.0]), step([1.0, -1e-6, 0.0])];
+        let tolerances = Tolerances::golden(&model);
+        let bounds = &weights_after(&[spec], &optimizer, &start, &steps, &tolerances)[&name];
+        // Adam moves by about the sign of the gradient: 2e-6 cannot change it at 1, and can at 1e-6 and 0.
+        assert!(bounds[0] < 1e-5, "{bounds:?}");
+        assert!(bounds[1] > 1e-3, "{bounds:?}");
+        assert!(bounds[2] > 1e-3, "{bounds:?}");
+    }
+
+    #[test]
+    fn a_nan_gradient_makes_a_tolerance_that_nothing_passes() {
+        let exact = IndexMap::from([("w".to_owned(), vec![1.0, f64::NAN])]);
+        let tolerances = Tolerances::golden(&fixture::model("dense"));
+        assert!(tolerances.gradients(&exact)["w"].is_nan());
+        assert!(tolerances.grad_norm(&exact).is_nan());
+    }
+
+    #[test]
+    fn golden_sizes_give_the_given_tolerances() {
+        let model = crate::golden::Golden::read("llama_mha")
+            .expect("golden files")
+            .model;
+        let derived = Tolerances::derived(&model, DType::F32, 24, 7.0);
+        assert!((0.5e-5..4e-5).contains(&derived.log_prob), "{derived:?}");
+        assert!((1e-6..8e-6).contains(&derived.gradient), "{derived:?}");
+    }
+}

@@ -1,0 +1,136 @@
+//! The same training under any engine and layout, recorded.
+
+use drivetrain_core::{
+    Result,
+    batch::{Batch, BatchTotals},
+    config::OptimizerConfig,
+    engine::{Engine, StepOptions, Weights},
+    model::ModelSpec,
+    objective::Objective,
+    plan::MicrobatchLimit,
+    weights::{MemoryWeights, WeightSource},
+};
+
+use crate::{
+    suite::{Findings, Rank, Subject},
+    tolerance::{StepRecord, Tensors},
+};
+
+/// What is trained, and how it is laid out.
+#[derive(Debug, Clone, Copy)]
+pub struct Training<'a> {
+    /// The model.
+    pub model: &'a ModelSpec,
+    /// Its first weights.
+    pub weights: &'a dyn WeightSource,
+    /// A global batch for each step.
+    pub batches: &'a [Batch],
+    /// The loss.
+    pub objective: &'a dyn Objective,
+    /// AdamW.
+    pub optimizer: OptimizerConfig,
+    /// Data-parallel ranks.
+    pub ranks: usize,
+    /// Micro-batches.
+    pub limit: MicrobatchLimit,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Default)]
+pub struct Trace {
+    /// Global loss of each step.
+    pub losses: Vec<f64>,
+    /// Gradient norm of each step.
+    pub grad_norms: Vec<f64>,
+    /// Each step as the weights' tolerances need it; empty gradients where the engine does not export them.
+    pub steps: Vec<StepRecord>,
+    /// Weights at the end.
+    pub weights: Tensors,
+}
+
+impl Training<'_> {
+    /// Runs it. What ranks report alike is checked to be alike.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn run(&self, subject: &Subject, findings: &mut Findings) -> Result<Trace> {
+        let mut job = subject.job(self.model);
+        job.config.optimizer = self.optimizer;
+        job.config.parallel.data_parallel_size = self.ranks;
+        let traces = subject.run_from(&job, self.weights, |rank| {
+            let mut trace = Trace::default();
+            for batch in self.batches {
+                self.step(subject, rank, batch, &mut trace)?;
+            }
+            trace.weights = weights(&mut rank.engine, &Weights::Policy)?;
+            Ok(trace)
+        })?;
+        let same = |other: &Trace| {
+            other.losses == traces[0].losses
+                && other.grad_norms == traces[0].grad_norms
+                && other.weights == traces[0].weights
+        };
+        findings.fact(
+            "every rank reports the same loss, grad_norm and weights",
+            traces.iter().all(same),
+        );
+        Ok(traces.into_iter().next().unwrap_or_default())
+    }
+
+    fn step(
+        &self,
+        subject: &Subject,
+        rank: &mut Rank,
+        batch: &Batch,
+        trace: &mut Trace,
+    ) -> Result<()> {
+        let mut global = batch.clone();
+        let mut totals = BatchTotals::count(&global);
+        self.objective.prepare(&mut global, &mut totals)?;
+        let share = rank.share(&global, self.limit)?;
+        let report = rank
+            .engine
+            .forward_backward(&share, self.objective, &totals)?;
+        let exports = subject.backend.capability().export_gradients;
+        let gradients = if exports {
+            gradients(&mut rank.engine)?
+        } else {
+            Tensors::new()
+        };
+        let step = rank.engine.optim_step(&StepOptions::default())?;
+        trace.losses.push(report.loss);
+        trace.grad_norms.push(step.grad_norm);
+        trace.steps.push(StepRecord {
+            gradients,
+            clip_factor: step.clip_factor,
+            learning_rate: step.learning_rate,
+        });
+        Ok(())
+    }
+}
+
+/// The accumulated gradients.
+///
+/// # Errors
+/// The engine's.
+pub fn gradients(engine: &mut dyn Engine) -> Result<Tensors> {
+    let mut sink = MemoryWeights::new();
+    engine.export_gradients(&mut sink)?;
+    Ok(tensors(&sink))
+}
+
+/// Some weights.
+///
+/// # Errors
+/// The engine's.
+pub fn weights(engine: &mut dyn Engine, which: &Weights) -> Result<Tensors> {
+    let mut sink = MemoryWeights::new();
+    engine.export_weights(which, &mut sink)?;
+    Ok(tensors(&sink))
+}
+
+/// All values by name.
+pub fn tensors(weights: &MemoryWeights) -> Tensors {
+    let of = |(name, _, values): (&str, &[usize], &[f64])| (name.to_owned(), values.to_vec());
+    weights.iter().map(of).collect()
+}

@@ -1,0 +1,250 @@
+//! The step, readable from top to bottom. The guard in core refuses everything that the backend does not
+//! claim before it gets here.
+
+use std::time::Instant;
+
+use drivetrain_core::{
+    Error, ErrorKind, Result, View,
+    batch::{Batch, BatchTotals},
+    checkpoint::{SaveHandle, StateReader, StateWriter},
+    engine::{
+        Engine, ForwardBackwardReport, MemoryReport, OptimReport, Residency, ScoreRequest,
+        StepOptions, Weights,
+    },
+    objective::{Objective, TokenOutputs},
+    optim::{AdamwStep, LearningRate, adamw_reference, clip_factor},
+    plan::TrainPlan,
+    weights::{TensorSlice, WeightManifest, WeightSink, WeightSource},
+};
+
+use crate::model::{Bigram, Tensors};
+
+/// The one rank.
+#[derive(Debug)]
+pub(crate) struct BigramEngine {
+    plan: TrainPlan,
+    model: Bigram,
+    gradients: Option<Bigram>,
+    exp_avg: Bigram,
+    exp_avg_sq: Bigram,
+    step: u64,
+}
+
+impl BigramEngine {
+    pub(crate) fn new(plan: TrainPlan, model: Bigram) -> Self {
+        Self {
+            model,
+            gradients: None,
+            exp_avg: Bigram::zeros(&plan),
+            exp_avg_sq: Bigram::zeros(&plan),
+            plan,
+            step: 0,
+        }
+    }
+
+    fn microbatch(
+        &mut self,
+        batch: &Batch,
+        objective: &dyn Objective,
+        totals: &BatchTotals,
+        report: &mut ForwardBackwardReport,
+    ) -> Result<()> {
+        let temperature = objective.requires().temperature;
+        let (tokens, scored) = (batch.tokens(), batch.scored());
+        let mut outputs = TokenOutputs {
+            log_probs: vec![0.0; tokens.len()],
+            ..TokenOutputs::default()
+        };
+        let mut saved = Vec::new();
+        for t in (0..tokens.len()).filter(|&t| scored[t]) {
+            let forward = self.model.forward(tokens[t - 1], temperature);
+            outputs.log_probs[t] = forward.log_probs[tokens[t] as usize];
+            saved.push((t, forward));
+        }
+        let value = objective.evaluate(batch, &outputs, totals)?;
+        let zeros = || Bigram::zeros(&self.plan);
+        let gradients = self.gradients.get_or_insert_with(zeros);
+        for (t, forward) in saved {
+            let pair = (tokens[t - 1], tokens[t]);
+            let d = value.d_log_probs[t];
+            self.model
+                .backward(pair, &forward, d, temperature, gradients);
+        }
+        report.loss += value.loss;
+        report.metrics.merge(&value.metrics);
+        Ok(())
+    }
+
+    fn update(&mut self, gradients: &Tensors, scale: f64, learning_rate: f64) {
+        let optimizer = self.plan.config.optimizer;
+        for planned in &self.plan.parameters {
+            let spec = &planned.spec;
+            let step = AdamwStep::new(&optimizer, spec, self.step, learning_rate, scale);
+            let gradient = wide(&gradients[&spec.name]);
+            let state = [&mut self.model, &mut self.exp_avg, &mut self.exp_avg_sq];
+            let state = state.map(|s| &mut s.tensors[&spec.name]);
+            let [mut w, mut m, mut v] = [0, 1, 2].map(|i| wide(state[i]));
+            adamw_reference(&step, &mut w, &gradient, &mut m, &mut v);
+            for (values, updated) in state.into_iter().zip([w, m, v]) {
+                *values = updated.into_iter().map(|x| x as f32).collect();
+            }
+        }
+    }
+
+    fn export(&self, tensors: &Tensors, sink: &mut dyn WeightSink) -> Result<()> {
+        let specs = self.plan.parameters.iter().map(|p| p.spec.clone());
+        let manifest = WeightManifest {
+            tensors: specs.collect(),
+            version: self.step,
+        };
+        let mut send = || {
+            sink.begin(&manifest)?;
+            for spec in &manifest.tensors {
+                sink.bucket(&[TensorSlice {
+                    name: &spec.name,
+                    shape: &spec.shape,
+                    slice: spec.shape.iter().map(|&n| 0..n).collect(),
+                    data: View::F32(&tensors[&spec.name]),
+                    scale: None,
+                }])?;
+            }
+            sink.commit()
+        };
+        let sent = send();
+        if sent.is_err() {
+            sink.abort();
+        }
+        sent
+    }
+}
+
+impl Engine for BigramEngine {
+    fn forward_backward(
+        &mut self,
+        batch: &Batch,
+        objective: &dyn Objective,
+        totals: &BatchTotals,
+    ) -> Result<ForwardBackwardReport> {
+        let began = Instant::now();
+        let mut report = ForwardBackwardReport::default();
+        for index in 0..batch.num_microbatches() {
+            let microbatch = batch.microbatch(index);
+            self.microbatch(&microbatch, objective, totals, &mut report)?;
+        }
+        report.seconds = began.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    fn forward(&mut self, batch: &Batch, request: &ScoreRequest) -> Result<TokenOutputs> {
+        let tokens = batch.tokens();
+        let mut log_probs = vec![0.0; tokens.len()];
+        for s in 0..batch.num_sequences() {
+            for t in batch.sequence(s).skip(1) {
+                let forward = self.model.forward(tokens[t - 1], request.temperature);
+                log_probs[t] = forward.log_probs[tokens[t] as usize];
+            }
+        }
+        Ok(TokenOutputs {
+            log_probs,
+            ..TokenOutputs::default()
+        })
+    }
+
+    fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
+        let zeros = || Bigram::zeros(&self.plan);
+        let gradients = self.gradients.take().unwrap_or_else(zeros).tensors;
+        let divisor = options.gradient_divisor.unwrap_or(1.0);
+        let all = gradients.values().flatten();
+        let norm = all
+            .map(|&g| (f64::from(g) / divisor).powi(2))
+            .sum::<f64>()
+            .sqrt();
+        let schedule = LearningRate::new(&self.plan.config);
+        let scheduled = || schedule.at(self.step);
+        let learning_rate = options.learning_rate.unwrap_or_else(scheduled);
+        let factor = clip_factor(norm, self.plan.config.optimizer.max_grad_norm);
+        let skipped = !norm.is_finite();
+        if !skipped {
+            self.update(&gradients, factor / divisor, learning_rate);
+            self.step += 1;
+        }
+        Ok(OptimReport {
+            step: self.step,
+            grad_norm: norm,
+            clip_factor: factor,
+            skipped,
+            learning_rate,
+        })
+    }
+
+    fn zero_grad(&mut self) -> Result<()> {
+        self.gradients = None;
+        Ok(())
+    }
+
+    fn step(&self) -> u64 {
+        self.step
+    }
+
+    fn export_weights(&mut self, _weights: &Weights, sink: &mut dyn WeightSink) -> Result<()> {
+        self.export(&self.model.tensors, sink)
+    }
+
+    fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
+        match &self.gradients {
+            Some(gradients) => self.export(&gradients.tensors, sink),
+            None => self.export(&Bigram::zeros(&self.plan).tensors, sink),
+        }
+    }
+
+    fn import_weights(&mut self, _weights: &Weights, source: &dyn WeightSource) -> Result<()> {
+        self.model = Bigram::read(&self.plan, source)?;
+        Ok(())
+    }
+
+    fn save_state(&mut self, _writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
+        Err(unclaimed("save_state"))
+    }
+
+    fn load_state(&mut self, _reader: &dyn StateReader) -> Result<()> {
+        Err(unclaimed("load_state"))
+    }
+
+    fn snapshot(&mut self, _tag: &str) -> Result<()> {
+        Err(unclaimed("snapshot"))
+    }
+
+    fn drop_snapshot(&mut self, _tag: &str) -> Result<()> {
+        Err(unclaimed("drop_snapshot"))
+    }
+
+    fn set_residency(&mut self, residency: Residency) -> Result<()> {
+        match residency {
+            Residency::Device => Ok(()),
+            _ => Err(unclaimed("set_residency")),
+        }
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let elements: usize = self.model.tensors.values().map(Vec::len).sum();
+        let bytes = 4 * elements as u64;
+        MemoryReport {
+            parameters: bytes,
+            gradients: self.gradients.as_ref().map_or(0, |_| bytes),
+            optimizer: 2 * bytes,
+            ..MemoryReport::default()
+        }
+    }
+}
+
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&v| v.into()).collect()
+}
+
+fn unclaimed(operation: &'static str) -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        operation,
+        "the bigram engine does not do this",
+    )
+}
