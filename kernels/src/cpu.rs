@@ -126,18 +126,40 @@ macro_rules! dispatch {
     ($cpu:expr, $f:path, $($arg:expr),* $(,)?) => {
         match $cpu.arch() {
             #[cfg(target_arch = "x86_64")]
-            pulp::Arch::V4(simd) => simd.vectorize(
-                #[inline(always)]
-                || $f(simd, $($arg),*),
-            ),
+            pulp::Arch::V4(simd) => {
+                let once = $crate::cpu::Once;
+                simd.vectorize(
+                    #[inline(always)]
+                    || {
+                        once.consume();
+                        $f(simd, $($arg),*)
+                    },
+                )
+            }
             #[cfg(target_arch = "x86_64")]
-            pulp::Arch::V3(simd) => simd.vectorize(
-                #[inline(always)]
-                || $f(simd, $($arg),*),
-            ),
+            pulp::Arch::V3(simd) => {
+                let once = $crate::cpu::Once;
+                simd.vectorize(
+                    #[inline(always)]
+                    || {
+                        once.consume();
+                        $f(simd, $($arg),*)
+                    },
+                )
+            }
             #[cfg(target_arch = "aarch64")]
             pulp::Arch::Neon(simd) => $f(simd, $($arg),*),
             _ => $f(pulp::Scalar, $($arg),*),
         }
     };
+}
+
+/// Makes the closures of [`dispatch!`] callable once only. A closure that could be called again reaches
+/// `vectorize` through a shim of the compiler, which is not always inlined; the body would then be compiled
+/// without the instruction set, every intrinsic and fused multiply-add a call.
+pub(crate) struct Once;
+
+impl Once {
+    #[inline(always)]
+    pub(crate) fn consume(self) {}
 }

@@ -4,7 +4,11 @@
 //! 64 rows, whose operands it packs once and uses many times. So this kernel assumes padding instead of
 //! handling edges: rows of C come in multiples of [`ROWS`], columns in multiples of [`COLUMNS`].
 
+use std::ops::Range;
+
 use pulp::Simd;
+
+use crate::Cpu;
 
 /// Rows of C come in multiples of this.
 pub(crate) const ROWS: usize = 8;
@@ -34,11 +38,52 @@ pub(crate) struct Out<'a> {
     pub(crate) accumulate: bool,
 }
 
+/// Which part of a product with a block of causal probabilities is not known to be zero or unused.
+///
+/// Queries are rows `r` and keys columns `c` of a block; `r` sees `c` if `c <= r + diagonal`.
+#[derive(Clone, Copy)]
+pub(crate) enum Causal {
+    /// C is [queries, keys]: elements that are not seen may hold anything afterwards.
+    Scores(isize),
+    /// A is [queries, keys], zero where not seen.
+    Left(isize),
+    /// A is [keys, queries], zero where not seen.
+    Turned(isize),
+}
+
+impl Causal {
+    /// Columns of C and terms of the sums that matter to the rows `first..first + height`.
+    #[inline(always)]
+    fn bounds(self, first: usize, height: usize, n: usize, k: usize) -> (usize, Range<usize>) {
+        let seen_by_last = |diagonal: isize, limit: usize| {
+            (first + height).saturating_add_signed(diagonal).min(limit)
+        };
+        match self {
+            Self::Scores(diagonal) => (seen_by_last(diagonal, n), 0..k),
+            Self::Left(diagonal) => (n, 0..seen_by_last(diagonal, k)),
+            Self::Turned(diagonal) => (n, first.saturating_add_signed(-diagonal).min(k)..k),
+        }
+    }
+}
+
 /// C [m, n] = A [m, k] B [k, n], or C += A B.
+#[inline(never)]
+pub(crate) fn product(
+    cpu: Cpu,
+    shape: (usize, usize, usize),
+    causal: Causal,
+    a: Left<'_>,
+    b: Right<'_>,
+    c: Out<'_>,
+) {
+    dispatch!(cpu, product_simd, shape, causal, a, b, c);
+}
+
 #[inline(always)]
-pub(crate) fn product<S: Simd>(
+fn product_simd<S: Simd>(
     simd: S,
     (m, n, k): (usize, usize, usize),
+    causal: Causal,
     a: Left<'_>,
     b: Right<'_>,
     c: Out<'_>,
@@ -54,27 +99,40 @@ pub(crate) fn product<S: Simd>(
     while j < n {
         let (height, width) = tile(S::F32_LANES, n - j);
         for i in (0..m).step_by(height) {
-            let at = Pointers {
-                k,
-                a: a.data[i * a.row..].as_ptr(),
-                a_row: a.row,
-                a_col: a.col,
-                b: b.data[j..].as_ptr(),
-                b_row: b.row,
-                c: c.data[i * c.row + j..].as_mut_ptr(),
-                c_row: c.row,
-                accumulate: c.accumulate,
-            };
-            // SAFETY: by the assertions, all elements of the tile's rows i..i + height and columns
-            // j..j + width, with all k terms, lie inside the three slices (tiles divide m and n evenly).
+            let (columns, terms) = causal.bounds(i, height, n, k);
+            if columns <= j {
+                continue;
+            }
+            // With no terms there is nothing to point at; the kernel then adds or writes zeros.
+            let first_term = if terms.is_empty() { 0 } else { terms.start };
+            // SAFETY: tiles divide m and n evenly and terms lie in 0..k, so by the assertions all elements
+            // of rows i..i + height and columns j..j + width, with all terms, lie inside the three slices.
             unsafe {
-                match (height, width / S::F32_LANES) {
-                    (4, 4) => kernel::<S, 4, 4>(simd, at),
-                    (4, 3) => kernel::<S, 4, 3>(simd, at),
-                    (8, 2) => kernel::<S, 8, 2>(simd, at),
-                    (8, 1) => kernel::<S, 8, 1>(simd, at),
-                    (4, 2) => kernel::<S, 4, 2>(simd, at),
-                    _ => kernel::<S, 2, 16>(simd, at),
+                let at = Pointers {
+                    k: terms.len(),
+                    a: a.data.as_ptr().add(i * a.row + first_term * a.col),
+                    a_row: a.row,
+                    a_col: a.col,
+                    b: b.data.as_ptr().add(first_term * b.row + j),
+                    b_row: b.row,
+                    c: c.data.as_mut_ptr().add(i * c.row + j),
+                    c_row: c.row,
+                    accumulate: c.accumulate,
+                };
+                // Constant conditions: only the kernels of the instruction set are compiled.
+                if S::F32_LANES == 16 {
+                    match width {
+                        64 => kernel::<S, 4, 4>(simd, at),
+                        48 => kernel::<S, 4, 3>(simd, at),
+                        32 => kernel::<S, 8, 2>(simd, at),
+                        _ => kernel::<S, 8, 1>(simd, at),
+                    }
+                } else if S::F32_LANES == 8 {
+                    kernel::<S, 4, 2>(simd, at);
+                } else if S::F32_LANES == 4 {
+                    kernel::<S, 4, 4>(simd, at);
+                } else {
+                    kernel::<S, 2, 16>(simd, at);
                 }
             }
         }
@@ -91,8 +149,7 @@ fn tile(lanes: usize, columns: usize) -> (usize, usize) {
         16 if columns >= 48 => (4, 48),
         16 if columns >= 32 => (8, 32),
         16 => (8, 16),
-        8 => (4, 16),
-        4 => (4, 16),
+        4 | 8 => (4, 16),
         _ => (2, 16),
     }
 }
@@ -113,10 +170,6 @@ struct Pointers {
 /// A [M, k], B [k, N vectors] and C [M, N vectors] are valid at the given pointers and strides.
 #[inline(always)]
 unsafe fn kernel<S: Simd, const M: usize, const N: usize>(simd: S, at: Pointers) {
-    // Lanes other than those of a kernel's own arm compile to nothing.
-    if !N.is_multiple_of((COLUMNS / S::F32_LANES).min(N)) {
-        return;
-    }
     let lanes = S::F32_LANES;
     let mut sums = [[simd.splat_f32s(0.0); N]; M];
     // SAFETY: the caller's contract.
@@ -150,7 +203,7 @@ unsafe fn kernel<S: Simd, const M: usize, const N: usize>(simd: S, at: Pointers)
 
 #[cfg(test)]
 mod tests {
-    use super::{Left, Out, Right, product};
+    use super::{Causal, Left, Out, Right, product};
     use crate::testing::{all_cpus, assert_close, random, wide};
 
     #[test]
@@ -191,9 +244,100 @@ mod tests {
                             row: n + 2,
                             accumulate,
                         };
-                        dispatch!(cpu, product, (m, n, k), left, right, out);
+                        let all = Causal::Left(isize::MAX / 2);
+                        product(cpu, (m, n, k), all, left, right, out);
                         assert_close("c", &c, &expected, 1e-6);
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn causal_products_skip_nothing_that_is_seen() {
+        let (queries, keys, e) = (24, 48, 16);
+        for cpu in all_cpus() {
+            for diagonal in [-30, -8, -1, 0, 3, 20, 47, 100] {
+                let sees = |r: usize, c: usize| c as isize <= r as isize + diagonal;
+                let mut p = random(1, queries * keys);
+                for (i, p) in p.iter_mut().enumerate() {
+                    *p = if sees(i / keys, i % keys) { *p } else { 0.0 };
+                }
+                let (by_key, by_query) = (random(2, keys * e), random(3, queries * e));
+                let run = |shape, causal, data, row, col, b| {
+                    let mut c = vec![0.0; queries.max(keys) * keys];
+                    let out = Out {
+                        data: &mut c,
+                        row: keys,
+                        accumulate: true,
+                    };
+                    product(
+                        cpu,
+                        shape,
+                        causal,
+                        Left { data, row, col },
+                        Right { data: b, row: e },
+                        out,
+                    );
+                    c
+                };
+                let out = run(
+                    (queries, e, keys),
+                    Causal::Left(diagonal),
+                    &p,
+                    keys,
+                    1,
+                    &by_key,
+                );
+                let turned = run(
+                    (keys, e, queries),
+                    Causal::Turned(diagonal),
+                    &p,
+                    1,
+                    keys,
+                    &by_query,
+                );
+                let (p64, k64, q64) = (wide(&p), wide(&by_key), wide(&by_query));
+                for x in 0..e {
+                    for r in 0..queries {
+                        let sum: f64 = (0..keys).map(|c| p64[r * keys + c] * k64[c * e + x]).sum();
+                        assert!((f64::from(out[r * keys + x]) - sum).abs() <= 1e-5);
+                    }
+                    for c in 0..keys {
+                        let sum: f64 = (0..queries)
+                            .map(|r| p64[r * keys + c] * q64[r * e + x])
+                            .sum();
+                        assert!((f64::from(turned[c * keys + x]) - sum).abs() <= 1e-5);
+                    }
+                }
+                // Scores: A [queries, e], B [e, keys].
+                let mut c = vec![f32::NAN; queries * keys];
+                let out = Out {
+                    data: &mut c,
+                    row: keys,
+                    accumulate: false,
+                };
+                let left = Left {
+                    data: &by_query,
+                    row: e,
+                    col: 1,
+                };
+                let right = Right {
+                    data: &by_key,
+                    row: keys,
+                };
+                product(
+                    cpu,
+                    (queries, keys, e),
+                    Causal::Scores(diagonal),
+                    left,
+                    right,
+                    out,
+                );
+                for (i, &found) in c.iter().enumerate() {
+                    let (r, c) = (i / keys, i % keys);
+                    let sum: f64 = (0..e).map(|x| q64[r * e + x] * k64[x * keys + c]).sum();
+                    assert!(!sees(r, c) || (f64::from(found) - sum).abs() <= 1e-5);
                 }
             }
         }

@@ -4,16 +4,16 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use super::block::{KEYS, Padded, QUERIES, QueryBlock, Task, cut, cut_len, for_tasks};
+use super::block::{Padded, QUERIES, QueryBlock, SCORES, Task, cut, cut_len, for_tasks};
 use super::block::{pack_columns, pack_rows};
 use super::{AttentionDims, Gradients, Inputs, Saved};
-use crate::micro::{COLUMNS, Left, Out, Right, product};
+use crate::micro::{COLUMNS, Causal, Left, Out, Right, product};
 use crate::rows::SharedMut;
 use crate::simd::{dot_f64, exp, fma};
 use crate::{Cpu, RowsMut};
 
 fn tile_sizes(padded: Padded) -> [usize; 12] {
-    let (tokens, queries, scores) = (padded.tokens(), padded.queries(), QUERIES * KEYS);
+    let (tokens, queries, scores) = (padded.tokens(), padded.queries(), QUERIES * SCORES);
     [
         tokens, tokens, tokens, tokens, tokens, queries, queries, queries, scores, scores, QUERIES,
         QUERIES,
@@ -38,13 +38,17 @@ pub(super) fn run(
     for_tasks(cpu, dims, |worker, task| {
         // SAFETY: every worker has a share of its own.
         let scratch = unsafe { scratch.range(worker * share..(worker + 1) * share) };
-        dispatch!(cpu, run_task, dims, inputs, saved, task, gradients, scratch);
+        dispatch!(
+            cpu, run_task, cpu, dims, inputs, saved, task, gradients, scratch
+        );
     });
 }
 
 #[inline(always)]
+#[allow(clippy::too_many_arguments)] // one task of a whole op
 fn run_task<S: Simd>(
     simd: S,
+    cpu: Cpu,
     dims: &AttentionDims<'_>,
     inputs: &Inputs<'_>,
     saved: &Saved<'_>,
@@ -107,54 +111,45 @@ fn run_task<S: Simd>(
             }
             dq.fill(0.0);
             for seen in block.key_blocks() {
-                let rows = block.padded_rows();
+                let (rows, terms) = (block.padded_rows(), block.queries.len());
                 let columns = seen.len().next_multiple_of(COLUMNS);
+                let diagonal = block.diagonal(&seen);
+                let scores = Causal::Scores(diagonal);
                 let tile = |data| Left {
                     data,
-                    row: KEYS,
+                    row: SCORES,
                     col: 1,
                 };
                 let turned = |data| Left {
                     data,
                     row: 1,
-                    col: KEYS,
+                    col: SCORES,
                 };
-
-                let right = Right {
-                    data: &keys_t[seen.start..],
-                    row: padded.len,
-                };
-                let out = Out {
-                    data: p,
-                    row: KEYS,
-                    accumulate: false,
-                };
-                product(
-                    simd,
-                    (rows, columns, e),
-                    Left {
-                        data: q,
-                        row: e_pad,
-                        col: 1,
-                    },
-                    right,
-                    out,
-                );
-                let right = Right {
-                    data: &values_t[seen.start..],
-                    row: padded.len,
-                };
-                let out = Out {
-                    data: ds,
-                    row: KEYS,
-                    accumulate: false,
-                };
-                let left = Left {
-                    data: dout,
+                let by_head = |data| Left {
+                    data,
                     row: e_pad,
                     col: 1,
                 };
-                product(simd, (rows, columns, e), left, right, out);
+                let heads = |data| Right { data, row: e_pad };
+                let columns_of = |data| Right {
+                    data,
+                    row: padded.len,
+                };
+
+                let out = Out {
+                    data: p,
+                    row: SCORES,
+                    accumulate: false,
+                };
+                let right = columns_of(&keys_t[seen.start..]);
+                product(cpu, (rows, columns, e), scores, by_head(q), right, out);
+                let out = Out {
+                    data: ds,
+                    row: SCORES,
+                    accumulate: false,
+                };
+                let right = columns_of(&values_t[seen.start..]);
+                product(cpu, (rows, columns, e), scores, by_head(dout), right, out);
 
                 score_gradients(
                     simd,
@@ -166,48 +161,27 @@ fn run_task<S: Simd>(
                     (p, ds),
                 );
 
-                let shape = (columns, e_pad, block.queries.len());
+                let (shape, causal) = ((columns, e_pad, terms), Causal::Turned(diagonal));
                 let at = seen.start * e_pad..;
                 let out = Out {
                     data: &mut dv[at.clone()],
                     row: e_pad,
                     accumulate: true,
                 };
-                product(
-                    simd,
-                    shape,
-                    turned(p),
-                    Right {
-                        data: dout,
-                        row: e_pad,
-                    },
-                    out,
-                );
+                product(cpu, shape, causal, turned(p), heads(dout), out);
                 let out = Out {
                     data: &mut dk[at.clone()],
                     row: e_pad,
                     accumulate: true,
                 };
-                product(
-                    simd,
-                    shape,
-                    turned(ds),
-                    Right {
-                        data: q,
-                        row: e_pad,
-                    },
-                    out,
-                );
+                product(cpu, shape, causal, turned(ds), heads(q), out);
                 let out = Out {
                     data: dq,
                     row: e_pad,
                     accumulate: true,
                 };
-                let right = Right {
-                    data: &keys[at],
-                    row: e_pad,
-                };
-                product(simd, (rows, e_pad, seen.len()), tile(ds), right, out);
+                let (shape, causal) = ((rows, e_pad, seen.len()), Causal::Left(diagonal));
+                product(cpu, shape, causal, tile(ds), heads(&keys[at]), out);
             }
             unpack(dq, e_pad, &gradients.dq, queries, head, e);
         }
@@ -230,8 +204,8 @@ fn score_gradients<S: Simd>(
     for row in 0..block.padded_rows() {
         let seen = block.columns(row, keys);
         let (p, ds) = (
-            &mut p[row * KEYS..][..columns],
-            &mut ds[row * KEYS..][..columns],
+            &mut p[row * SCORES..][..columns],
+            &mut ds[row * SCORES..][..columns],
         );
         for tile in [&mut *p, &mut *ds] {
             tile[..seen.start].fill(0.0);

@@ -10,6 +10,9 @@ use crate::{Cpu, Rows};
 pub(super) const QUERIES: usize = 64;
 /// Keys of a block.
 pub(super) const KEYS: usize = 128;
+/// f32 between the rows of a tile of scores: an odd number of cache lines, so that a column of the tile is
+/// spread over all sets of the cache.
+pub(super) const SCORES: usize = KEYS + LINE;
 /// f32 of a cache line: tiles start at multiples of it.
 const LINE: usize = 16;
 
@@ -45,7 +48,7 @@ pub(super) fn for_tasks(cpu: Cpu, dims: &AttentionDims<'_>, f: impl Fn(usize, Ta
 pub(super) struct Padded {
     /// E, a multiple of the tile's columns.
     pub(super) head_dim: usize,
-    /// Length of the sequence, likewise.
+    /// f32 between the rows of [E, tokens]: an odd number of cache lines, as for [`SCORES`].
     pub(super) len: usize,
 }
 
@@ -53,7 +56,7 @@ impl Padded {
     pub(super) fn new(dims: &AttentionDims<'_>, len: usize) -> Self {
         Self {
             head_dim: dims.head_dim.next_multiple_of(COLUMNS),
-            len: len.next_multiple_of(COLUMNS),
+            len: (len.div_ceil(LINE) | 1) * LINE,
         }
     }
 
@@ -97,6 +100,11 @@ impl QueryBlock {
         (first..end)
             .step_by(KEYS)
             .map(move |start| start..end.min(start + KEYS))
+    }
+
+    /// Row r of the block sees column c of a tile over `keys` only if c <= r + diagonal.
+    pub(super) fn diagonal(&self, keys: &Range<usize>) -> isize {
+        self.queries.start as isize - keys.start as isize
     }
 
     /// Keys that row `row` of the block sees.
@@ -147,12 +155,15 @@ pub(super) fn pack_columns(
     to: &mut [f32],
 ) {
     let len = tokens.len();
-    for block in (0..len).step_by(LINE) {
-        let end = len.min(block + LINE);
-        for t in block..end {
-            let row = &x.row(tokens.start + t)[head * head_dim..][..head_dim];
-            for (e, &value) in row.iter().enumerate() {
-                to[e * padded_len + t] = value;
+    // Squares of a cache line each way, so that the strided writes of a square stay in cache.
+    for t0 in (0..len).step_by(LINE) {
+        for e0 in (0..head_dim).step_by(LINE) {
+            let e1 = head_dim.min(e0 + LINE);
+            for t in t0..len.min(t0 + LINE) {
+                let row = &x.row(tokens.start + t)[head * head_dim..][e0..e1];
+                for (e, &value) in (e0..).zip(row) {
+                    to[e * padded_len + t] = value;
+                }
             }
         }
     }

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use super::block::{KEYS, Padded, QUERIES, QueryBlock, Task, cut, cut_len, for_tasks};
+use super::block::{Padded, QUERIES, QueryBlock, SCORES, Task, cut, cut_len, for_tasks};
 use super::block::{pack_columns, pack_rows};
 use super::{AttentionDims, Inputs};
-use crate::micro::{COLUMNS, Left, Out, Right, product};
+use crate::micro::{COLUMNS, Causal, Left, Out, Right, product};
 use crate::rows::SharedMut;
 use crate::simd::{LANES, exp, fma, max_of};
 use crate::{Cpu, RowsMut};
@@ -19,7 +19,7 @@ fn tile_sizes(padded: Padded) -> [usize; 7] {
         tokens,
         queries,
         queries,
-        QUERIES * KEYS,
+        QUERIES * SCORES,
         QUERIES,
         QUERIES,
     ]
@@ -43,13 +43,15 @@ pub(super) fn run(
     for_tasks(cpu, dims, |worker, task| {
         // SAFETY: every worker has a share of its own.
         let scratch = unsafe { scratch.range(worker * share..(worker + 1) * share) };
-        dispatch!(cpu, run_task, dims, inputs, task, out, &lse, scratch);
+        dispatch!(cpu, run_task, cpu, dims, inputs, task, out, &lse, scratch);
     });
 }
 
 #[inline(always)]
+#[allow(clippy::too_many_arguments)] // one task of a whole op
 fn run_task<S: Simd>(
     simd: S,
+    cpu: Cpu,
     dims: &AttentionDims<'_>,
     inputs: &Inputs<'_>,
     task: Task,
@@ -82,7 +84,7 @@ fn run_task<S: Simd>(
             sum.fill(0.0);
             for keys in block.key_blocks() {
                 let columns = keys.len().next_multiple_of(COLUMNS);
-                let rows = block.padded_rows();
+                let (rows, diagonal) = (block.padded_rows(), block.diagonal(&keys));
                 let left = Left {
                     data: q,
                     row: e_pad,
@@ -94,17 +96,24 @@ fn run_task<S: Simd>(
                 };
                 let tile = Out {
                     data: scores,
-                    row: KEYS,
+                    row: SCORES,
                     accumulate: false,
                 };
-                product(simd, (rows, columns, e), left, right, tile);
+                product(
+                    cpu,
+                    (rows, columns, e),
+                    Causal::Scores(diagonal),
+                    left,
+                    right,
+                    tile,
+                );
                 let stats = (&mut *peak, &mut *sum);
                 softmax_step(
                     simd, &block, &keys, columns, dims.scale, scores, stats, acc, e_pad,
                 );
                 let left = Left {
                     data: scores,
-                    row: KEYS,
+                    row: SCORES,
                     col: 1,
                 };
                 let right = Right {
@@ -116,7 +125,14 @@ fn run_task<S: Simd>(
                     row: e_pad,
                     accumulate: true,
                 };
-                product(simd, (rows, e_pad, keys.len()), left, right, tile);
+                product(
+                    cpu,
+                    (rows, e_pad, keys.len()),
+                    Causal::Left(diagonal),
+                    left,
+                    right,
+                    tile,
+                );
             }
             for (row, t) in tokens.enumerate() {
                 // SAFETY: no other task has this token and head.
@@ -153,7 +169,7 @@ fn softmax_step<S: Simd>(
     e_pad: usize,
 ) {
     for row in 0..block.padded_rows() {
-        let scores = &mut scores[row * KEYS..][..columns];
+        let scores = &mut scores[row * SCORES..][..columns];
         let seen = block.columns(row, keys);
         if seen.is_empty() {
             scores.fill(0.0);

@@ -17,7 +17,7 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use rate::{measure_copy_bandwidth, measure_rate};
+pub use rate::measure_rate;
 
 use crate::Cpu;
 

@@ -1,4 +1,4 @@
-use super::{Gemm, gemm, measure_copy_bandwidth, measure_rate, reference};
+use super::{Gemm, gemm, measure_rate, reference};
 use crate::Cpu;
 use crate::testing::{assert_close, random, wide};
 
@@ -81,7 +81,7 @@ fn a_short_operand_is_named() {
 }
 
 #[test]
-fn the_measured_limits_are_positive() {
-    assert!(measure_rate(Cpu::new(1)) > 1e8);
-    assert!(measure_copy_bandwidth(Cpu::new(1), 1 << 20) > 1e7);
+fn the_measured_rate_is_plausible() {
+    let rate = measure_rate(Cpu::new(1));
+    assert!((1e8..1e13).contains(&rate), "{rate:e} FLOP/s");
 }
