@@ -197,6 +197,10 @@ impl Hub {
                 "the hub has no such model, revision or file",
                 "check the id (`owner/name`) and the revision, or give a local folder",
             ),
+            (Some(416), _) | (None, ApiError::InvalidResume) => (
+                "what an earlier download left does not fit the file",
+                "remove the *.part files under `blobs` in the cache, and try again",
+            ),
             (Some(_), _) => ("the hub answers with an error", "try again later"),
             (None, ApiError::IoError(_)) => (
                 "the download broke off, or the cache cannot be written",

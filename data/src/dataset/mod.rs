@@ -25,6 +25,28 @@ use schema::Schema;
 pub use source::EpochBatches;
 
 /// A jsonl file as sequences. Shared by those that draw batches of it.
+///
+/// ```
+/// use std::sync::Arc;
+/// use drivetrain_core::{config::Overlong, trainer::BatchSource};
+/// use drivetrain_data::{Dataset, DatasetOptions};
+/// # let folder = tempfile::tempdir()?;
+/// # let file = folder.path().join("train.jsonl");
+/// std::fs::write(&file, "{\"tokens\": [1, 2, 3]}\n{\"prompt\": [4, 5], \"completion\": [6]}\n")?;
+/// let options = DatasetOptions {
+///     vocab_size: 97,
+///     max_length: 64,
+///     overlong: Overlong::Error,
+///     shuffle: false,
+///     tokenizer: folder.path().to_owned(),
+///     cache_bytes: 1 << 20,
+/// };
+/// let dataset = Arc::new(Dataset::open(&file, &options)?);
+/// let batch = dataset.batches(2, 0)?.next_batch()?;
+/// assert_eq!(batch.tokens(), [1, 2, 3, 4, 5, 6]);
+/// assert_eq!(batch.scored(), [false, true, true, false, false, true]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Dataset {
     path: PathBuf,

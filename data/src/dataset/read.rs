@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use super::{Dataset, Record, schema::Schema, unreadable};
 use crate::{
     DatasetOptions,
-    line::{Line, LineReader, Place},
+    line::{Line, LineReader, Place, Sample},
 };
 
 /// Lines, and about as many bytes, that are tokenized at once over all cores.
@@ -175,10 +175,10 @@ impl<'a> Collector<'a> {
         if !self.skip {
             self.truncated += line.num_overlong;
         }
-        let num_bytes = line.samples.iter().map(|sample| sample.num_bytes()).sum();
-        let keep = self.cache_left >= num_bytes;
+        let needed = num_bytes(&line.samples);
+        let keep = self.cache_left >= needed;
         if keep {
-            self.cache_left -= num_bytes;
+            self.cache_left -= needed;
         }
         self.records.push(Record {
             offset: raw.offset,
@@ -220,7 +220,11 @@ impl<'a> Collector<'a> {
             .sum::<usize>();
         if self.skip && group.overlong {
             self.skipped += num_sequences;
-            self.records.truncate(start);
+            let freed = self
+                .records
+                .drain(start..)
+                .filter_map(|record| record.cached);
+            self.cache_left += freed.map(|samples| num_bytes(&samples)).sum::<usize>();
             return;
         }
         self.num_sequences += num_sequences;
@@ -271,4 +275,8 @@ impl<'a> Collector<'a> {
             identity: self.identity.digest128(),
         })
     }
+}
+
+fn num_bytes(samples: &[Sample]) -> usize {
+    samples.iter().map(Sample::num_bytes).sum()
 }

@@ -115,3 +115,33 @@ fn tokenizer() -> Value {
             "vocab": vocab, "merges": ["a b"]},
     })
 }
+
+/// A tokenizer over bytes, as GPT-2, Llama 3, Qwen and SmolLM have: a token an ASCII byte or half a character,
+/// but ` a` and ` b` are one each.
+pub(crate) fn byte_level() -> Value {
+    let mut vocab = serde_json::Map::new();
+    for byte in 0x21..0x7f_u8 {
+        vocab.insert(char::from(byte).to_string(), u32::from(byte).into());
+    }
+    // Bytes that are no visible ASCII have stand-ins: space is U+0120, newline U+010A, and 0xc3 0xa9 are themselves.
+    let others = [
+        ("\u{120}", 32),
+        ("\u{10a}", 10),
+        ("\u{c3}", 0xc3),
+        ("\u{a9}", 0xa9),
+        ("\u{120}a", 1),
+        ("\u{120}b", 2),
+        ("<end>", 3),
+    ];
+    vocab.extend(others.map(|(token, id)| (token.to_owned(), id.into())));
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+        "added_tokens": [{"id": 3, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true}],
+        "pre_tokenizer": byte_level, "post_processor": byte_level, "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": vocab, "merges": ["\u{120} a", "\u{120} b"]},
+    })
+}

@@ -5,4 +5,5 @@ mod desk;
 mod faults;
 mod hub;
 mod lines;
+mod options;
 mod text;

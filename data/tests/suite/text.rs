@@ -1,9 +1,10 @@
 //! Text, prompts and conversations through a tokenizer.
 
 use drivetrain_core::{ErrorKind, batch::Batch};
+use drivetrain_data::DatasetOptions;
 use serde_json::{Value, json};
 
-use crate::desk::{AB, BOS, Desk, END, EOS, START, letters};
+use crate::desk::{AB, BOS, Desk, END, EOS, START, byte_level, letters};
 
 fn read(desk: &Desk, lines: &[Value]) -> Batch {
     desk.open(lines, &desk.options())
@@ -260,7 +261,7 @@ fn text_without_a_tokenizer_says_what_to_do() {
 #[test]
 fn a_tokenizer_larger_than_the_model_is_an_error() {
     let desk = Desk::new();
-    let options = drivetrain_data::DatasetOptions {
+    let options = DatasetOptions {
         vocab_size: 10,
         ..desk.options()
     };
@@ -270,4 +271,49 @@ fn a_tokenizer_larger_than_the_model_is_an_error() {
         error.message().contains("outside the model's vocabulary"),
         "{error}"
     );
+}
+
+/// A tokenizer over bytes says where its tokens are without the space they begin with, and two tokens may stand
+/// for one character.
+#[test]
+fn byte_level_tokens_are_scored_as_others_are() {
+    let desk = Desk::new();
+    desk.write("tokenizer.json", &byte_level().to_string());
+    let template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<end>\n{% endfor %}";
+    let config = json!({"eos_token": "<end>", "chat_template": template});
+    desk.write("tokenizer_config.json", &config.to_string());
+    let options = DatasetOptions {
+        vocab_size: 256,
+        ..desk.options()
+    };
+    let lines = [
+        json!({"prompt": "b: ", "completion": "a\u{e9}"}),
+        json!({"prompt": "b:", "completion": "  a"}),
+        json!({"messages": [
+            {"role": "user", "content": " a"},
+            {"role": "assistant", "content": " b\u{e9}  "},
+            {"role": "user", "content": "\u{e9}"},
+        ]}),
+    ];
+    let batch = desk.open(&lines, &options).unwrap().all(None).unwrap();
+    let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    // The space of the prompt is in the token ` a`, which reaches into the completion.
+    let expected = [bytes("b:"), vec![1], bytes("\u{e9}"), vec![3]].concat();
+    assert_eq!(
+        sequence(&batch, 0),
+        (expected.clone(), expected[2..].to_vec())
+    );
+    assert_eq!(sequence(&batch, 1).1, [32, 1, 3]);
+    let (tokens, scored) = sequence(&batch, 2);
+    let ends = [
+        bytes("u:"),
+        vec![1, 3],
+        bytes("\na:"),
+        vec![2],
+        bytes("\u{e9}  "),
+        vec![3],
+    ]
+    .concat();
+    assert_eq!(tokens[..ends.len()], ends);
+    assert_eq!(scored, [vec![2], bytes("\u{e9}  "), vec![3]].concat());
 }

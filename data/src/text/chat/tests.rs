@@ -146,3 +146,14 @@ fn what_transformers_passes_is_there() {
     let template = "{{ tools is none }} {{ documents is none }} {{ add_generation_prompt }} {{ bos_token }} {{ tools is defined }} {{ nothing is defined }}";
     assert_eq!(text_of_system(template), "True True False <s> True False");
 }
+
+/// Constructs that the templates of current models use: reversed slices, namespaces, tests of types.
+#[test]
+fn newer_constructs_are_understood() {
+    let template = "{%- set ns = namespace(last=-1) -%}\n{%- for m in messages[::-1] -%}\n  {%- set index = (messages | length - 1) - loop.index0 -%}\n  {%- if ns.last < 0 and m.role == 'user' and m.content is string and not (m.content.startswith('<tool>') and m.content.endswith('</tool>')) -%}\n    {%- set ns.last = index -%}\n  {%- endif -%}\n{%- endfor -%}\n{%- for m in messages -%}\n  {%- if m.role == 'assistant' and loop.index0 > ns.last and m.reasoning is not defined -%}\n    {{- '<' ~ loop.index0 ~ '>' -}}\n  {%- endif -%}\n  {{- m['content'] + '|' -}}\n{%- endfor -%}\n{%- if add_generation_prompt is defined and add_generation_prompt is false -%}\n  {{- 'end' -}}\n{%- endif -%}\n{%- macro twice(x) -%}{{- x }}{{ x -}}{%- endmacro -%}\n{{- twice(messages[1:][0]['role']) -}}";
+    assert_eq!(
+        rendered(template, &talk()).unwrap().text,
+        "s|u|first|first|<4>second|enduseruser"
+    );
+    assert_eq!(said(template, &talk()), ["first", "second"]);
+}
