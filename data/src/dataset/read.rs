@@ -5,6 +5,7 @@ use std::{
     fs::File,
     io::{BufRead, BufReader},
     path::Path,
+    time::{Duration, Instant},
 };
 
 use drivetrain_core::{Error, ErrorKind, Result, config::Overlong};
@@ -20,6 +21,7 @@ use crate::{
 /// Lines, and about as many bytes, that are tokenized at once over all cores.
 const CHUNK_LINES: usize = 4096;
 const CHUNK_BYTES: usize = 8 << 20;
+const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 pub(super) fn open(path: &Path, options: &DatasetOptions) -> Result<Dataset> {
     let file = File::open(path).map_err(|cause| unreadable(path, cause))?;
@@ -31,10 +33,17 @@ pub(super) fn open(path: &Path, options: &DatasetOptions) -> Result<Dataset> {
         offset: 0,
         line: 0,
     };
+    let size = file.metadata().map_or(0, |metadata| metadata.len());
+    let mut told = Instant::now();
     loop {
         let chunk = lines.chunk()?;
         if chunk.is_empty() {
             break;
+        }
+        if told.elapsed() > PROGRESS_EVERY {
+            told = Instant::now();
+            let percent = 100 * lines.offset / size.max(1);
+            tracing::info!(file = %path.display(), line = lines.line, percent, "reading the data");
         }
         let read = |raw: &RawLine| reader.read(&raw.bytes, raw.place(path));
         let read: Vec<_> = chunk.par_iter().map(read).collect();
