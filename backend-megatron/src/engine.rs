@@ -131,18 +131,24 @@ impl MegatronEngine {
     ) -> Result<OpenMicrobatch> {
         let packed = Packed::new(part, &part.scored(), self.plan.model.vocab_size)?;
         self.rope.cover(&self.plan.model, packed.max_length());
+        let accumulate = packed.num_scored() > 0 && self.grads.start_microbatch();
         let cx = Context {
             cpu: self.cpu,
             workspace: &self.workspace,
             packed: &packed,
             rope: &self.rope,
+            accumulate,
         };
         let (params, grads) = (&self.params, &mut self.grads.local);
         let (state, value) =
             microbatch::forward(&self.model, &cx, params, grads, part, objective, totals)?;
         report.loss += value.loss;
         report.metrics.merge(&value.metrics);
-        Ok(OpenMicrobatch { packed, state })
+        Ok(OpenMicrobatch {
+            packed,
+            accumulate,
+            state,
+        })
     }
 
     fn backward_microbatch(&mut self, open: OpenMicrobatch, last: bool) -> Result<()> {
@@ -151,7 +157,11 @@ impl MegatronEngine {
             workspace: &self.workspace,
             packed: &open.packed,
             rope: &self.rope,
+            accumulate: open.accumulate,
         };
+        if last {
+            self.grads.settle();
+        }
         let (params, grads) = (&self.params, &mut self.grads.local);
         if !last {
             return microbatch::backward(
@@ -169,6 +179,16 @@ impl MegatronEngine {
         let reduced = microbatch::backward(&self.model, &cx, params, grads, open.state, done)
             .and_then(|()| reduction.finish());
         self.grads.absorb(self.cpu, slots, reduced)
+    }
+
+    fn check_open(&self, operation: &'static str) -> Result<()> {
+        if self.grads.is_open() {
+            return Ok(());
+        }
+        Err(
+            Error::new(ErrorKind::CallOrder, operation, "no step is open")
+                .help("call forward_backward first"),
+        )
     }
 
     fn weights(&self, which: &Weights) -> Result<&Buffers> {
@@ -225,6 +245,7 @@ impl Engine for MegatronEngine {
                 workspace: &self.workspace,
                 packed: &packed,
                 rope: &self.rope,
+                accumulate: false,
             };
             let params = self.weights(&request.weights)?;
             let scores = microbatch::score(&self.model, &cx, params, wanted);
@@ -237,6 +258,7 @@ impl Engine for MegatronEngine {
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
+        self.check_open("optim_step")?;
         let report = self.optimizer.update(
             self.cpu,
             &self.model.layout,
@@ -283,12 +305,7 @@ impl Engine for MegatronEngine {
     }
 
     fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
-        if !self.grads.is_open() {
-            return Err(
-                Error::new(ErrorKind::CallOrder, "export_gradients", "no step is open")
-                    .help("call forward_backward first"),
-            );
-        }
+        self.check_open("export_gradients")?;
         let (layout, step) = (&self.model.layout, self.optimizer.step);
         if self.data.size() == 1 {
             return weights::export(layout, &self.grads.local, step, |_| DType::F32, sink);

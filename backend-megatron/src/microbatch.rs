@@ -19,13 +19,14 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct OpenMicrobatch {
     pub(crate) packed: Packed,
+    pub(crate) accumulate: bool,
     pub(crate) state: State,
 }
 
 /// What a micro-batch keeps.
 #[derive(Debug)]
 pub(crate) enum State {
-    /// No token is scored: no gradient.
+    /// No token is scored: no gradient, and none is written.
     Unscored,
     /// The head has to go backward.
     Forwarded(Vec<SavedBlock>, Box<SavedHead>, HeadGradients),

@@ -188,3 +188,27 @@ fn a_deferred_divisor_gives_the_same_step() {
     });
     assert_close("deferred", &weights, &expected.weights, 1e-5);
 }
+
+#[test]
+fn gradients_of_a_dropped_step_do_not_come_back() {
+    for ranks in [1, 2] {
+        let job = job(model(Family::Qwen2), ranks);
+        let start = weights(&job.model);
+        let clean = train(&job, MicrobatchLimit::Sequences(1), &Nll::default(), 1);
+        let weights = on_ranks(ranks, |world| {
+            let (share, totals) =
+                share(&batch(), ranks, world.rank(), MicrobatchLimit::Sequences(1));
+            let mut engine = engine(&job, world, &start)?;
+            engine.forward_backward(&share, &Nll::default(), &totals)?;
+            engine.abort()?;
+            let unopened = engine.optim_step(&StepOptions::default()).unwrap_err();
+            assert_eq!(unopened.kind(), ErrorKind::CallOrder);
+            engine.forward_backward(&share, &Nll::default(), &totals)?;
+            engine.optim_step(&StepOptions::default())?;
+            let mut weights = MemoryWeights::new();
+            engine.export_weights(&Weights::Policy, &mut weights)?;
+            Ok(weights)
+        });
+        assert_eq!(weights, clean.weights);
+    }
+}

@@ -8,11 +8,14 @@ use crate::weights::{Buffers, Layout};
 
 /// Gradients of one rank.
 ///
-/// Over several ranks `local` is 0 between calls and `shares` hold what was reduced; alone, `local` is all.
+/// Over several ranks `local` is blank between calls and `shares` hold what was reduced; alone, `local` is all.
 #[derive(Debug)]
 pub(crate) struct Gradients {
-    /// What backward adds to.
+    /// What backward writes.
     pub(crate) local: Buffers,
+    /// Whether `local` counts as 0, whatever it holds: the next backward then overwrites it, which saves a
+    /// pass over memory that clears it and one that reads the zeros.
+    blank: bool,
     /// Of each bucket, the share this rank owns. Empty where it is alone.
     shares: Vec<Vec<f32>>,
     /// Whether `forward_backward` has run since the last clear.
@@ -20,7 +23,7 @@ pub(crate) struct Gradients {
 }
 
 impl Gradients {
-    /// Zeros.
+    /// None yet.
     pub(crate) fn new(layout: &Layout, data: &DataParallel) -> Self {
         let shares = match data.size() {
             1 => Vec::new(),
@@ -30,6 +33,7 @@ impl Gradients {
         };
         Self {
             local: Buffers::zeros(layout),
+            blank: true,
             shares,
             open: false,
         }
@@ -38,6 +42,19 @@ impl Gradients {
     /// Whether a step is open.
     pub(crate) fn is_open(&self) -> bool {
         self.open
+    }
+
+    /// Called once for each micro-batch that has a gradient, in order: whether it adds to `local`, or is the
+    /// first and overwrites it.
+    pub(crate) fn start_microbatch(&mut self) -> bool {
+        !std::mem::replace(&mut self.blank, false)
+    }
+
+    /// Called before the reduction: where no micro-batch had a gradient, makes the zeros real.
+    pub(crate) fn settle(&mut self) {
+        if std::mem::replace(&mut self.blank, false) {
+            self.local.clear();
+        }
     }
 
     /// This rank's share of a bucket, summed over ranks.
@@ -50,10 +67,7 @@ impl Gradients {
 
     /// Drops the open step.
     pub(crate) fn clear(&mut self) {
-        self.local.clear();
-        for share in &mut self.shares {
-            share.fill(0.0);
-        }
+        self.blank = true;
         self.open = false;
     }
 
@@ -65,11 +79,14 @@ impl Gradients {
     pub(crate) fn absorb(&mut self, cpu: Cpu, slots: Vec<Slot>, reduced: Result<()>) -> Result<()> {
         for slot in slots {
             let Some(bucket) = slot.bucket else { continue };
-            if reduced.is_ok() {
-                elementwise::add_assign(cpu, &mut self.shares[bucket], &slot.received);
-            }
             *self.local.bucket_mut(bucket) = slot.local;
-            self.local.bucket_mut(bucket).fill(0.0);
+            self.blank = true;
+            let share = &mut self.shares[bucket];
+            if self.open {
+                elementwise::add_assign(cpu, share, &slot.received);
+            } else {
+                share.copy_from_slice(&slot.received);
+            }
         }
         reduced?;
         self.open = true;

@@ -114,6 +114,7 @@ impl DataParallel {
             .with("ranks_failed", sums[1]));
         }
         report.loss = sums[0];
+        report.metrics.all_reduce(&*self.group)?;
         Ok(outcome)
     }
 

@@ -367,7 +367,7 @@ impl HeadNorms {
                 inv_rms,
                 false,
                 dx,
-                true,
+                cx.accumulate,
                 grads.get_mut(weight),
             );
         }

@@ -15,6 +15,8 @@ pub(crate) struct Embedding {
     pub(crate) weight: TensorRef,
     pub(crate) vocab: usize,
     pub(crate) width: usize,
+    /// Whether the head has the same table.
+    pub(crate) tied: bool,
 }
 
 impl Embedding {
@@ -28,6 +30,7 @@ impl Embedding {
             weight: layout.stack(&["model.embed_tokens.weight"])?,
             vocab: spec.vocab_size,
             width: spec.hidden_size,
+            tied: spec.tied_embeddings,
         })
     }
 
@@ -50,9 +53,12 @@ impl Embedding {
         x
     }
 
-    /// Adds each row's gradient to its id's.
+    /// Adds each row's gradient to its id's; to what the head wrote, where they are tied.
     pub(crate) fn backward(&self, cx: &Context<'_>, grads: &mut Buffers, dx: &[f32]) {
         let table = grads.get_mut(&self.weight);
+        if !cx.accumulate && !self.tied {
+            table.fill(0.0);
+        }
         embedding::backward(cx.cpu, &self.dims(cx), dx, &cx.packed.tokens, table);
     }
 

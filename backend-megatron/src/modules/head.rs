@@ -322,7 +322,8 @@ impl Head {
         let (dims, span) = (self.linear_dims(rows.len()), self.span(&rows));
         let dweight = grads.get_mut(&self.weight);
         let hidden = &input.normed[span.clone()];
-        linear::backward_weight(cx.cpu, &dims, dlogits, hidden, true, dweight);
+        let accumulate = cx.accumulate || rows.start > 0;
+        linear::backward_weight(cx.cpu, &dims, dlogits, hidden, accumulate, dweight);
         let weight = params.get(&self.weight);
         linear::backward_input(cx.cpu, &dims, dlogits, weight, false, &mut dnormed[span]);
     }

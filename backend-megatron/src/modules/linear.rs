@@ -39,7 +39,7 @@ impl Linear {
         );
     }
 
-    /// dx = dy W; dW += dy^T x; db += column sums of dy.
+    /// dx = dy W; adds dy^T x to dW and the column sums of dy to db, or sets them.
     pub(super) fn backward(
         &self,
         cx: &Context<'_>,
@@ -50,9 +50,16 @@ impl Linear {
         dx: &mut [f32], // [T, D]
     ) {
         let dims = self.dims(cx);
-        linear::backward_weight(cx.cpu, &dims, dy, x, true, grads.get_mut(&self.weight));
+        linear::backward_weight(
+            cx.cpu,
+            &dims,
+            dy,
+            x,
+            cx.accumulate,
+            grads.get_mut(&self.weight),
+        );
         if let Some(bias) = &self.bias {
-            linear::backward_bias(cx.cpu, &dims, dy, true, grads.get_mut(bias));
+            linear::backward_bias(cx.cpu, &dims, dy, cx.accumulate, grads.get_mut(bias));
         }
         linear::backward_input(cx.cpu, &dims, dy, params.get(&self.weight), false, dx);
     }

@@ -29,6 +29,8 @@ pub(crate) struct Context<'a> {
     pub(crate) packed: &'a Packed,
     /// cos and sin for every position that occurs.
     pub(crate) rope: &'a RopeTables,
+    /// Whether backward adds to the gradients, or is the first of its step and overwrites them.
+    pub(crate) accumulate: bool,
 }
 
 /// cos and sin, each `[positions, E / 2]`.

@@ -60,7 +60,7 @@ impl Norm {
         (y, SavedNorm { inv_rms })
     }
 
-    /// Adds the gradient of x to `dx`, where the residual stream's already is; adds that of w.
+    /// Adds the gradient of x to `dx`, where the residual stream's already is; adds or sets that of w.
     #[allow(clippy::too_many_arguments)] // the operands of one op
     pub(super) fn backward(
         &self,
@@ -81,7 +81,7 @@ impl Norm {
             &saved.inv_rms,
             true,
             RowsMut::contiguous(dx, self.width),
-            true,
+            cx.accumulate,
             grads.get_mut(&self.weight),
         );
     }
