@@ -24,6 +24,7 @@ pub mod model;
 pub mod objective;
 pub mod optim;
 pub mod plan;
+mod staged_folder;
 mod tensor;
 mod tensor_file;
 pub mod trainer;

@@ -1,5 +1,19 @@
 //! Checkpoints, free of layout and engine: pieces of global tensors, a manifest, checksums.
 
+mod agree;
+mod identity;
+mod manifest;
+mod reader;
+mod runs;
+mod store;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use identity::Identity;
+pub use reader::Checkpoint;
+pub use store::{CheckpointStore, Scan};
+
 use std::{fmt, ops::Range};
 
 use serde::{Deserialize, Serialize};

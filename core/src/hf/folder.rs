@@ -24,7 +24,7 @@ const DERIVED: [&str; 3] = [
 const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// The weights of a folder that `save_pretrained` wrote: one
+/// The weights of a folder that `save_pretrained` or an [`HfWriter`](super::HfWriter) wrote: one
 /// `model.safetensors`, or shards with an index. f64, f32, bf16 and f16 are read.
 ///
 /// Tensors are read by position when asked for, so an open folder takes no memory for weights.

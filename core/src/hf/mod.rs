@@ -5,8 +5,10 @@ mod folder;
 mod index;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 pub use folder::HfFolder;
+pub use writer::{HfWriter, HfWriterOptions};
 
 /// The weights of a folder that is not sharded.
 const SINGLE_FILE: &str = "model.safetensors";

@@ -1,4 +1,5 @@
 mod folder;
+mod writer;
 
 use std::{fs, path::Path};
 

@@ -1,9 +1,11 @@
 //! Elements to and from bytes. A NaN keeps its payload as far as the target holds it, so that a file read and
 //! written unchanged is the same file.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
-use crate::DType;
+use crate::{DType, View};
 
 /// Appends the elements in `bytes` as f32: exact but from f64 and large integers, which are rounded.
 pub(crate) fn to_f32(dtype: DType, bytes: &[u8], out: &mut Vec<f32>) {
@@ -52,16 +54,18 @@ fn f16_to_f32(bits: u16) -> f32 {
 }
 
 /// The nearest bf16.
-#[cfg_attr(not(test), expect(dead_code, reason = "for the writer"))]
 pub(crate) fn f32_to_bf16(value: f32) -> bf16 {
     match value.is_nan() {
-        true => bf16::from_bits(nan_bits(value, 16, 0x0040)),
+        true => {
+            let bits = (value.to_bits() >> 16) as u16;
+            let quiet = if bits & 0x007f == 0 { 0x0040 } else { 0 };
+            bf16::from_bits(bits | quiet)
+        }
         false => bf16::from_f32(value),
     }
 }
 
 /// The nearest f16; infinite above 65504.
-#[cfg_attr(not(test), expect(dead_code, reason = "for the writer"))]
 pub(crate) fn f32_to_f16(value: f32) -> f16 {
     match value.is_nan() {
         true => {
@@ -73,12 +77,81 @@ pub(crate) fn f32_to_f16(value: f32) -> f16 {
     }
 }
 
-/// The upper bits of a NaN; `quiet` keeps it a NaN where the payload was all below.
-fn nan_bits(value: f32, shift: u32, quiet: u16) -> u16 {
-    let bits = (value.to_bits() >> shift) as u16;
-    if bits & 0x007f == 0 {
-        bits | quiet
-    } else {
-        bits
+/// Appends elements of host data in another float dtype. Returns `None` if the data is not float and on the
+/// host, `Some(false)` if a finite element became infinite.
+pub(crate) fn encode(
+    data: &View<'_>,
+    range: Range<usize>,
+    dtype: DType,
+    out: &mut Vec<u8>,
+) -> Option<bool> {
+    if data.dtype() == dtype {
+        let size = dtype.size();
+        out.extend_from_slice(&data.host_bytes()?[range.start * size..range.end * size]);
+        return Some(true);
     }
+    let mut fits = true;
+    match data {
+        View::F64(s) => s[range]
+            .iter()
+            .for_each(|&x| fits &= push_f64(x, dtype, out)),
+        View::F32(s) => s[range]
+            .iter()
+            .for_each(|&x| fits &= push_f32(x, dtype, out)),
+        View::Bf16(s) => {
+            (s[range].iter()).for_each(|x| fits &= push_f32(bf16_to_f32(x.to_bits()), dtype, out));
+        }
+        View::F16(s) => {
+            (s[range].iter()).for_each(|x| fits &= push_f32(f16_to_f32(x.to_bits()), dtype, out));
+        }
+        _ => return None,
+    }
+    Some(fits)
+}
+
+fn push_f32(value: f32, dtype: DType, out: &mut Vec<u8>) -> bool {
+    let infinite = match dtype {
+        DType::F32 => {
+            out.extend_from_slice(&value.to_le_bytes());
+            false
+        }
+        DType::Bf16 => {
+            let narrow = f32_to_bf16(value);
+            out.extend_from_slice(&narrow.to_le_bytes());
+            narrow.is_infinite()
+        }
+        DType::F16 => {
+            let narrow = f32_to_f16(value);
+            out.extend_from_slice(&narrow.to_le_bytes());
+            narrow.is_infinite()
+        }
+        _ => return push_f64(value.into(), dtype, out),
+    };
+    !(infinite && value.is_finite())
+}
+
+/// Rounds once: not to f32 and then again.
+fn push_f64(value: f64, dtype: DType, out: &mut Vec<u8>) -> bool {
+    let infinite = match dtype {
+        _ if value.is_nan() && dtype != DType::F64 => return push_f32(value as f32, dtype, out),
+        DType::Bf16 => {
+            let narrow = bf16::from_f64(value);
+            out.extend_from_slice(&narrow.to_le_bytes());
+            narrow.is_infinite()
+        }
+        DType::F16 => {
+            let narrow = f16::from_f64(value);
+            out.extend_from_slice(&narrow.to_le_bytes());
+            narrow.is_infinite()
+        }
+        DType::F32 => {
+            out.extend_from_slice(&(value as f32).to_le_bytes());
+            (value as f32).is_infinite()
+        }
+        _ => {
+            out.extend_from_slice(&value.to_le_bytes());
+            false
+        }
+    };
+    !(infinite && value.is_finite())
 }

@@ -2,14 +2,19 @@
 //!
 //! Nothing is mapped into memory: a file that shrinks under a reader is an error, not a signal.
 
+mod append;
 mod convert;
 mod header;
 mod read;
 #[cfg(test)]
 mod tests;
+mod write;
 
-pub(crate) use convert::{to_f32, to_f64};
+pub(crate) use append::TensorFileAppender;
+pub(crate) use convert::{encode, to_f32, to_f64};
 pub(crate) use read::TensorFile;
+pub(crate) use write::TensorFileWriter;
+use write::{header, padded};
 
 use std::path::Path;
 

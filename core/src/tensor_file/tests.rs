@@ -1,7 +1,7 @@
 use std::{fs, path::Path};
 
-use super::{TensorFile, convert};
-use crate::{DType, Error, ErrorKind};
+use super::{TensorFile, TensorFileAppender, convert};
+use crate::{DType, Error, ErrorKind, View};
 
 /// A file with this header, then `data` zero bytes.
 fn bytes(header: &str, data: usize) -> Vec<u8> {
@@ -166,4 +166,35 @@ fn every_16_bit_pattern_survives_f32() {
         convert::f32_to_bf16(f32::from_bits(0x3f81_8000)).to_bits(),
         0x3f82
     );
+}
+
+#[test]
+fn a_header_that_outgrows_its_room_moves_the_data() {
+    let folder = tempfile::tempdir().unwrap();
+    for (case, room) in [("fits", 4096), ("grows", 16)] {
+        let path = folder.path().join(case);
+        let mut file = TensorFileAppender::with_room(&path, room).unwrap();
+        for i in 0..9u8 {
+            file.append(format!("t{i}"), DType::U8, &[i; 3]).unwrap();
+        }
+        let len = file.finish().unwrap();
+        assert_eq!(len, fs::metadata(&path).unwrap().len());
+        let file = TensorFile::open(&path).unwrap();
+        for i in 0..9u8 {
+            assert_eq!(
+                file.read_f32(&format!("t{i}"), 0..3).unwrap(),
+                [f32::from(i); 3]
+            );
+        }
+        assert!(TensorFileAppender::create(&path).is_err());
+    }
+}
+
+#[test]
+fn f64_is_rounded_once() {
+    // Just above the middle of two bf16, but the middle in f32.
+    let value = 1.003_906_25 + 1e-12;
+    let mut bytes = Vec::new();
+    convert::encode(&View::F64(&[value]), 0..1, DType::Bf16, &mut bytes).unwrap();
+    assert_eq!(bytes, half::bf16::from_f32(1.007_812_5).to_le_bytes());
 }

@@ -1,7 +1,9 @@
 //! The one door for weights: refit, export and transfer between engines all pass through it.
 
+mod discard;
 mod memory;
 
+pub use discard::DiscardingSink;
 pub use memory::MemoryWeights;
 
 use std::{fmt, ops::Range};
