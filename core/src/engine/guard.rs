@@ -10,7 +10,7 @@ use crate::{
     Error, ErrorKind, Result,
     batch::{Batch, BatchTotals},
     checkpoint::{SaveHandle, StateReader, StateWriter},
-    objective::{Objective, TokenOutputs},
+    objective::{Checked, Objective, TokenOutputs},
     weights::{WeightSink, WeightSource},
 };
 
@@ -208,6 +208,19 @@ impl Guarded {
         Ok(())
     }
 
+    /// Has the engine drop the open step of a call that failed. The first cause is what the caller gets, even
+    /// where that fails too.
+    fn dropped_if_failed<T>(&mut self, result: Result<T>) -> Result<T> {
+        let result = match result {
+            Ok(value) => Ok(value),
+            Err(cause) => Err(match self.inner.abort() {
+                Ok(()) => cause,
+                Err(error) => cause.with("abort", error.message()),
+            }),
+        };
+        self.note(result)
+    }
+
     /// Notes a failure's effect on the state.
     fn note<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result
@@ -244,16 +257,14 @@ impl Engine for Guarded {
         self.claim(OPERATION, "log-probs at given ids", at)?;
         self.fits(OPERATION, batch)?;
         self.columns(batch, objective)?;
-        let result = self.inner.forward_backward(batch, objective, totals);
-        self.state = if result.is_ok() {
-            State::Open
-        } else {
-            State::Idle
+        let result = self
+            .inner
+            .forward_backward(batch, &Checked(objective), totals);
+        self.state = match &result {
+            Ok(_) => State::Open,
+            Err(_) => State::Idle,
         };
-        if result.is_err() {
-            self.inner.abort()?;
-        }
-        self.note(result)
+        self.dropped_if_failed(result)
     }
 
     fn forward(&mut self, batch: &Batch, request: &ScoreRequest) -> Result<TokenOutputs> {
@@ -293,10 +304,7 @@ impl Engine for Guarded {
         let result = self.inner.optim_step(options);
         // Whatever happened, the step is over: committed, skipped, or failed before the commit point.
         self.state = State::Idle;
-        if result.is_err() {
-            self.inner.abort()?;
-        }
-        self.note(result)
+        self.dropped_if_failed(result)
     }
 
     fn zero_grad(&mut self) -> Result<()> {

@@ -7,6 +7,7 @@
 
 mod aggregate;
 mod builtin;
+mod checked;
 mod cispo;
 mod dapo;
 mod dpo;
@@ -35,6 +36,7 @@ pub use ppo::Ppo;
 pub use ratio::Clip;
 pub use terms::{KlTerm, Terms};
 
+pub(crate) use checked::Checked;
 use evaluation::Evaluation;
 
 use std::fmt;
