@@ -16,7 +16,7 @@ pub use report::{ForwardBackwardReport, MemoryReport, OptimReport};
 use std::{fmt, sync::Arc};
 
 use crate::{
-    Diagnostic, Result,
+    Diagnostic, Error, ErrorKind, Result,
     batch::{Batch, BatchTotals},
     checkpoint::{SaveHandle, StateReader, StateWriter},
     communicator::Communicator,
@@ -113,7 +113,7 @@ impl Default for ScoreRequest {
 pub struct StepOptions {
     /// Replaces the schedule's learning rate for this step.
     pub learning_rate: Option<f64>,
-    /// Divides the accumulated gradients: the totals that were deferred for streamed rollouts. 1 where
+    /// Divides the accumulated gradients, before norm and clipping: the totals that were deferred for streamed rollouts. 1 where
     /// `forward_backward` was given the final totals.
     pub gradient_divisor: Option<f64>,
 }
@@ -125,6 +125,9 @@ pub struct StepOptions {
 /// all-reduce of gradient norm and finite flag in `optim_step`: before it nothing that is saved has changed.
 ///
 /// All calls are collective over the ranks of the mesh, but for `memory`.
+///
+/// What only some backends claim (gradients, checkpoints, snapshots, offloading) is `Unsupported` unless an
+/// engine implements it.
 pub trait Engine: Send + fmt::Debug {
     /// Adds the gradients of the objective over this rank's share of the global batch, micro-batch by
     /// micro-batch as the batch is cut. Loss and metrics in the report are sums over all data-parallel ranks.
@@ -180,7 +183,10 @@ pub trait Engine: Send + fmt::Debug {
     ///
     /// # Errors
     /// `CallOrder` if no step is open; the sink's.
-    fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()>;
+    fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
+        let _ = sink;
+        Err(unclaimed("export_gradients"))
+    }
 
     /// Reads weights into the policy or into a snapshot, which is made if absent.
     ///
@@ -193,34 +199,58 @@ pub trait Engine: Send + fmt::Debug {
     ///
     /// # Errors
     /// The writer's.
-    fn save_state(&mut self, writer: Box<dyn StateWriter>) -> Result<SaveHandle>;
+    fn save_state(&mut self, writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
+        drop(writer);
+        Err(unclaimed("save_state"))
+    }
 
     /// Reads the state that any engine in any layout saved.
     ///
     /// # Errors
     /// `Checkpoint` if the model differs; the reader's. Then the engine must be dropped.
-    fn load_state(&mut self, reader: &dyn StateReader) -> Result<()>;
+    fn load_state(&mut self, reader: &dyn StateReader) -> Result<()> {
+        let _ = reader;
+        Err(unclaimed("load_state"))
+    }
 
     /// Keeps a copy of the policy's weights under a tag, replacing an older one.
     ///
     /// # Errors
     /// Device errors.
-    fn snapshot(&mut self, tag: &str) -> Result<()>;
+    fn snapshot(&mut self, tag: &str) -> Result<()> {
+        Err(unclaimed("snapshot").with("tag", tag))
+    }
 
     /// Drops a snapshot.
     ///
     /// # Errors
     /// `Config` for an unknown tag.
-    fn drop_snapshot(&mut self, tag: &str) -> Result<()>;
+    fn drop_snapshot(&mut self, tag: &str) -> Result<()> {
+        Err(unclaimed("drop_snapshot").with("tag", tag))
+    }
 
     /// Moves weights, gradients and moments between memories.
     ///
     /// # Errors
     /// `Unsupported` unless claimed.
-    fn set_residency(&mut self, residency: Residency) -> Result<()>;
+    fn set_residency(&mut self, residency: Residency) -> Result<()> {
+        match residency {
+            Residency::Device => Ok(()),
+            Residency::OptimizerOffloaded | Residency::Offloaded => Err(unclaimed("set_residency")),
+        }
+    }
 
     /// What this rank holds now, and the peak since it was built.
     fn memory(&self) -> MemoryReport;
+}
+
+/// What an engine answers that does not implement a call. The guard answers before it, by the capability.
+fn unclaimed(operation: &'static str) -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        operation,
+        "the engine does not do this",
+    )
 }
 
 /// Where an engine's long-lived state lies.

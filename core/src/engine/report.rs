@@ -22,7 +22,8 @@ pub struct OptimReport {
     pub step: u64,
     /// 2-norm of the whole gradient before clipping, each parameter counted once; NaN or infinite if skipped.
     pub grad_norm: f64,
-    /// What the gradient was multiplied by: `min(1, max_norm / (grad_norm + 1e-6))`, or 1.
+    /// What the gradient was multiplied by: `min(1, max_norm / (grad_norm + 1e-6))`, or 1 without a limit or
+    /// where the step was skipped.
     pub clip_factor: f64,
     /// Whether a non-finite gradient made every rank skip.
     pub skipped: bool,

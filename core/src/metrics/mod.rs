@@ -3,11 +3,9 @@
 mod all_reduce;
 mod jsonl;
 mod process;
-mod throughput;
 
 pub use jsonl::JsonlWriter;
-pub use process::{peak_resident_bytes, process_cpu_seconds, resident_bytes};
-pub use throughput::{StepWork, measure_rate};
+pub use process::{peak_resident_bytes, process_cpu_seconds};
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
