@@ -1,0 +1,478 @@
+//! One rank's engine: the step, readable from top to bottom.
+
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
+
+use drivetrain_core::{
+    DType, Error, ErrorKind, Result,
+    batch::{Batch, BatchTotals},
+    checkpoint::{SaveHandle, StateReader, StateWriter},
+    communicator::Communicator,
+    engine::{
+        Engine, ForwardBackwardReport, MemoryReport, OptimReport, Residency, ScoreRequest,
+        StepOptions, WeightInit, Weights,
+    },
+    init::SeededWeights,
+    objective::{Objective, ObjectiveValue, TokenOutputs},
+    plan::TrainPlan,
+    weights::{WeightSink, WeightSource},
+};
+use tch::Tensor;
+
+use crate::{
+    checkpoint,
+    error::torch,
+    microbatch::{Asked, Forwarded, HeadGradients, Pass, ask},
+    model::{Packed, RopeTables, TokenGradients},
+    optimizer::Optimizer,
+    options::Options,
+    sharding::ShardGroup,
+    units::Units,
+    weights,
+};
+
+/// One rank.
+#[derive(Debug)]
+pub(crate) struct FsdpEngine {
+    plan: TrainPlan,
+    options: Options,
+    world: Arc<dyn Communicator>,
+    group: ShardGroup,
+    units: Units,
+    rope: RopeTables,
+    optimizer: Optimizer,
+    snapshots: BTreeMap<String, Vec<Tensor>>,
+}
+
+impl FsdpEngine {
+    /// Builds this rank's part. Collective over `world`.
+    pub(crate) fn new(
+        plan: &TrainPlan,
+        options: Options,
+        world: Arc<dyn Communicator>,
+        init: WeightInit<'_>,
+    ) -> Result<Self> {
+        if world.world_size() != plan.mesh.world_size() {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "build_engine",
+                "the number of ranks is not the plan's",
+            )
+            .with("expected", plan.mesh.world_size())
+            .with("found", world.world_size()));
+        }
+        tch::set_num_threads(threads(plan, world.world_size()));
+        let _no_grad = tch::no_grad_guard();
+        let group = ShardGroup::new(&world, &plan.mesh)?;
+        let mut units = Units::new(&plan.model, &group)?;
+        let shards = match init {
+            WeightInit::Seed(seed) => {
+                let drawn = SeededWeights::new(&plan.model, seed);
+                Some(weights::read(&units.all, &drawn)?)
+            }
+            WeightInit::Source(source) => Some(weights::read(&units.all, source)?),
+            WeightInit::Deferred => None,
+        };
+        for (unit, shard) in units.all.iter_mut().zip(shards.into_iter().flatten()) {
+            unit.weight = shard;
+        }
+        Ok(Self {
+            options,
+            group,
+            units,
+            rope: RopeTables::default(),
+            optimizer: Optimizer::new(&plan.config),
+            snapshots: BTreeMap::new(),
+            plan: plan.clone(),
+            world,
+        })
+    }
+
+    /// Every micro-batch forward and backward. A rank whose data or objective is at fault goes on with empty
+    /// micro-batches, so that the others do not wait for it; at the end all ranks agree.
+    fn accumulate(
+        &mut self,
+        batch: &Batch,
+        objective: &dyn Objective,
+        totals: &BatchTotals,
+    ) -> Result<ForwardBackwardReport> {
+        let mut report = ForwardBackwardReport::default();
+        let mut fault = None;
+        for part in microbatches(batch) {
+            let part = if fault.is_some() { batch.select(&[]) } else { part };
+            let packed = self.pack(&part, &part.scored(), &mut fault)?;
+            let forwarded = self.pass().forward(&self.units, &packed)?;
+            let head = match &fault {
+                Some(_) => None,
+                None => self
+                    .evaluate(&part, &packed, &forwarded, objective, totals, &mut report)
+                    .unwrap_or_else(|cause| {
+                        fault = Some(cause);
+                        None
+                    }),
+            };
+            let pass = pass(&self.plan, &self.group, self.options);
+            pass.backward(&mut self.units, &packed, forwarded, head)?;
+        }
+        let mut loss = [report.loss];
+        self.agree("forward_backward", fault, &mut loss)?;
+        report.loss = loss[0];
+        report.metrics.all_reduce(&*self.world)?;
+        Ok(report)
+    }
+
+    /// The objective over a forwarded micro-batch, and its derivatives back through the head. One pass over the
+    /// logits where the derivatives are known beforehand, else two.
+    fn evaluate(
+        &self,
+        part: &Batch,
+        packed: &Packed,
+        forwarded: &Forwarded,
+        objective: &dyn Objective,
+        totals: &BatchTotals,
+        report: &mut ForwardBackwardReport,
+    ) -> Result<Option<HeadGradients>> {
+        let needs = objective.requires();
+        let vocab_size = self.plan.model.vocab_size;
+        let (asked, width) = ask(
+            part,
+            packed,
+            needs.temperature,
+            needs.entropy,
+            needs.log_probs_at.as_deref(),
+            vocab_size,
+        )?;
+        let pass = self.pass();
+        let outputs = match objective.derivative_known() {
+            true => no_outputs(packed, &asked, width),
+            false => pass
+                .score_forwarded(&self.units, forwarded, &asked)?
+                .spread(packed, width),
+        };
+        let mut value = objective.evaluate(part, &outputs, totals)?;
+        let gradients = token_gradients(packed, &value, width)?;
+        let (scores, head) =
+            match pass.backward_head(&self.units, forwarded, &asked, &gradients)? {
+                Some((scores, head)) => (Some(scores), Some(head)),
+                None => (None, None),
+            };
+        if let (true, Some(scores)) = (objective.derivative_known(), scores) {
+            value = objective.evaluate(part, &scores.spread(packed, width), totals)?;
+        }
+        report.loss += value.loss;
+        report.metrics.merge(&value.metrics);
+        Ok(head)
+    }
+
+    fn pack(
+        &mut self,
+        part: &Batch,
+        scored: &[bool],
+        fault: &mut Option<Error>,
+    ) -> Result<Packed> {
+        Packed::new(part, scored, &self.plan.model, &mut self.rope).or_else(|cause| {
+            fault.get_or_insert(cause);
+            Packed::new(&part.select(&[]), &[], &self.plan.model, &mut self.rope)
+        })
+    }
+
+    /// Sums over all ranks, unless one of them has a fault: then every rank has an error.
+    fn agree(
+        &self,
+        operation: &'static str,
+        fault: Option<Error>,
+        sums: &mut [f64],
+    ) -> Result<()> {
+        let mut values = sums.to_vec();
+        values.push(f64::from(u8::from(fault.is_some())));
+        self.world.sum_f64(&mut values)?;
+        let failed = values.pop().unwrap_or_default();
+        sums.copy_from_slice(&values);
+        match fault {
+            Some(cause) => Err(cause.with("rank", self.world.rank())),
+            None if failed > 0.0 => Err(Error::new(
+                ErrorKind::RankLost,
+                operation,
+                "the data or the objective of another rank is at fault, so the step is dropped on all",
+            )
+            .with("ranks_failed", failed)),
+            None => Ok(()),
+        }
+    }
+
+    fn pass(&self) -> Pass<'_> {
+        pass(&self.plan, &self.group, self.options)
+    }
+
+    /// The shards that `weights` names, root first.
+    fn shards(&self, weights: &Weights) -> Result<Vec<&Tensor>> {
+        match weights {
+            Weights::Policy => Ok(self.units.weights()),
+            Weights::Tag(tag) => match self.snapshots.get(tag) {
+                Some(shards) => Ok(shards.iter().collect()),
+                None => Err(self.unknown_tag(tag)),
+            },
+        }
+    }
+
+    fn unknown_tag(&self, tag: &str) -> Error {
+        let known: Vec<_> = self.snapshots.keys().map(String::as_str).collect();
+        Error::new(ErrorKind::Config, "find_snapshot", "no snapshot has this tag")
+            .with("found", tag)
+            .with("expected", format!("one of {known:?}"))
+    }
+
+    fn export(
+        &self,
+        shards: Vec<&Tensor>,
+        dtype: impl Fn(DType) -> DType,
+        sink: &mut dyn WeightSink,
+    ) -> Result<()> {
+        let mut specs = self.plan.model.parameters();
+        for spec in &mut specs {
+            spec.dtype = dtype(spec.dtype);
+        }
+        let export = weights::Export {
+            units: &self.units.all,
+            shards,
+            specs,
+            version: self.optimizer.step,
+        };
+        weights::export(&export, self.group.communicator(), sink)
+    }
+}
+
+impl Engine for FsdpEngine {
+    fn forward_backward(
+        &mut self,
+        batch: &Batch,
+        objective: &dyn Objective,
+        totals: &BatchTotals,
+    ) -> Result<ForwardBackwardReport> {
+        let started = Instant::now();
+        let _no_grad = tch::no_grad_guard();
+        let mut report = self
+            .accumulate(batch, objective, totals)
+            .inspect_err(|_| self.units.drop_gradients())?;
+        report.seconds = started.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    fn forward(&mut self, batch: &Batch, request: &ScoreRequest) -> Result<TokenOutputs> {
+        let _no_grad = tch::no_grad_guard();
+        self.shards(&request.weights)?;
+        let mut outputs = TokenOutputs {
+            entropy: request.entropy.then(Vec::new),
+            log_probs_at: request.log_probs_at.as_ref().map(|_| Vec::new()),
+            ..TokenOutputs::default()
+        };
+        let mut fault = None;
+        for part in microbatches(batch) {
+            let packed = self.pack(&part, &all_but_first(&part), &mut fault)?;
+            let asked = ask(
+                &part,
+                &packed,
+                request.temperature,
+                request.entropy,
+                request.log_probs_at.as_deref(),
+                self.plan.model.vocab_size,
+            );
+            let (asked, width) = match asked {
+                Ok(asked) => asked,
+                Err(cause) => {
+                    fault.get_or_insert(cause);
+                    ask(&part, &packed, 1.0, false, None, 0)?
+                }
+            };
+            let shards = self.shards(&request.weights)?;
+            let scores = self.pass().score(&self.units, &shards, &packed, &asked)?;
+            append(&mut outputs, scores.spread(&packed, width));
+        }
+        self.agree("forward", fault, &mut [])?;
+        Ok(outputs)
+    }
+
+    fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
+        let _no_grad = tch::no_grad_guard();
+        self.optimizer
+            .step(&mut self.units.all, self.group.communicator(), options)
+    }
+
+    fn zero_grad(&mut self) -> Result<()> {
+        self.units.drop_gradients();
+        Ok(())
+    }
+
+    fn step(&self) -> u64 {
+        self.optimizer.step
+    }
+
+    fn export_weights(&mut self, weights: &Weights, sink: &mut dyn WeightSink) -> Result<()> {
+        let chosen = self.plan.config.precision.export;
+        self.export(self.shards(weights)?, |own| chosen.unwrap_or(own), sink)
+    }
+
+    fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
+        let gradients: Vec<_> = self
+            .units
+            .all
+            .iter()
+            .filter_map(|u| u.gradient.as_ref())
+            .collect();
+        if !self.units.has_gradients() || gradients.len() != self.units.all.len() {
+            return Err(Error::new(
+                ErrorKind::CallOrder,
+                "export_gradients",
+                "no step is open",
+            ));
+        }
+        self.export(gradients, |_| DType::F32, sink)
+    }
+
+    fn import_weights(&mut self, weights: &Weights, source: &dyn WeightSource) -> Result<()> {
+        let (fault, shards) = match weights::read(&self.units.all, source) {
+            Ok(shards) => (None, shards),
+            Err(cause) => (Some(cause), Vec::new()),
+        };
+        self.agree("import_weights", fault, &mut [])?;
+        match weights {
+            Weights::Policy => {
+                for (unit, shard) in self.units.all.iter_mut().zip(shards) {
+                    unit.weight = shard;
+                }
+            }
+            Weights::Tag(tag) => {
+                self.snapshots.insert(tag.clone(), shards);
+            }
+        }
+        Ok(())
+    }
+
+    fn save_state(&mut self, mut writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
+        let speaks = self.group.is_first_replica();
+        checkpoint::save(&self.units.all, self.optimizer.step, speaks, &mut *writer)?;
+        Ok(SaveHandle::pending(move || writer.finish()))
+    }
+
+    fn load_state(&mut self, reader: &dyn StateReader) -> Result<()> {
+        self.optimizer.step = checkpoint::load(&mut self.units.all, reader)?;
+        Ok(())
+    }
+
+    fn snapshot(&mut self, tag: &str) -> Result<()> {
+        let copies = self.units.weights().into_iter().map(Tensor::copy).collect();
+        self.snapshots.insert(tag.to_owned(), copies);
+        Ok(())
+    }
+
+    fn drop_snapshot(&mut self, tag: &str) -> Result<()> {
+        match self.snapshots.remove(tag) {
+            Some(_) => Ok(()),
+            None => Err(self.unknown_tag(tag)),
+        }
+    }
+
+    fn set_residency(&mut self, residency: Residency) -> Result<()> {
+        match residency {
+            Residency::Device => Ok(()),
+            _ => Err(Error::new(
+                ErrorKind::Unsupported,
+                "set_residency",
+                "fsdp keeps its state where it trains",
+            )
+            .with("found", format!("{residency:?}"))),
+        }
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let floats = self.units.all.iter().map(|u| u.len() as u64 * 4).sum();
+        MemoryReport {
+            parameters: floats,
+            gradients: if self.units.has_gradients() { floats } else { 0 },
+            optimizer: 2 * floats,
+            snapshots: self.snapshots.len() as u64 * floats,
+            peak_activations: 0,
+        }
+    }
+}
+
+fn pass<'a>(plan: &'a TrainPlan, group: &'a ShardGroup, options: Options) -> Pass<'a> {
+    Pass {
+        model: &plan.model,
+        group,
+        reshard: options.reshard_after_forward,
+        recompute: plan.config.recompute.full_layers,
+        logits_budget: plan.config.logits_budget_bytes,
+    }
+}
+
+/// The micro-batches, at least one, so that ranks without data take part.
+fn microbatches(batch: &Batch) -> impl Iterator<Item = Batch> {
+    (0..batch.num_microbatches().max(1)).map(|i| match batch.num_microbatches() {
+        0 => batch.select(&[]),
+        _ => batch.microbatch(i),
+    })
+}
+
+fn all_but_first(part: &Batch) -> Vec<bool> {
+    part.positions().iter().map(|&p| p > 0).collect()
+}
+
+fn no_outputs(packed: &Packed, asked: &Asked, width: usize) -> TokenOutputs {
+    let zeros = |width: usize| vec![0.0; packed.num_tokens * width];
+    TokenOutputs {
+        log_probs: zeros(1),
+        entropy: asked.entropy.then(|| zeros(1)),
+        log_probs_at: (width > 0).then(|| zeros(width)),
+        values: None,
+    }
+}
+
+fn token_gradients(
+    packed: &Packed,
+    value: &ObjectiveValue,
+    width: usize,
+) -> Result<TokenGradients> {
+    let expected = packed.num_tokens;
+    let fits = value.d_log_probs.len() == expected
+        && value.d_entropy.as_ref().is_none_or(|d| d.len() == expected)
+        && value
+            .d_log_probs_at
+            .as_ref()
+            .is_none_or(|d| d.len() == expected * width);
+    if !fits {
+        return Err(Error::new(
+            ErrorKind::Defect,
+            "forward_backward",
+            "the objective gave another number of derivatives than there are tokens",
+        )
+        .with("expected", expected)
+        .with("found", value.d_log_probs.len()));
+    }
+    TokenGradients::select(
+        packed,
+        &value.d_log_probs,
+        value.d_entropy.as_deref(),
+        value.d_log_probs_at.as_deref().map(|d| (d, width)),
+    )
+    .map_err(torch("forward_backward"))
+}
+
+fn append(outputs: &mut TokenOutputs, part: TokenOutputs) {
+    outputs.log_probs.extend(part.log_probs);
+    for (all, part) in [
+        (&mut outputs.entropy, part.entropy),
+        (&mut outputs.log_probs_at, part.log_probs_at),
+    ] {
+        if let (Some(all), Some(part)) = (all, part) {
+            all.extend(part);
+        }
+    }
+}
+
+/// Threads a rank computes with: as configured, else the machine's cores shared by the ranks.
+fn threads(plan: &TrainPlan, num_ranks: usize) -> i32 {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let share = (cores / num_ranks.max(1)).max(1);
+    let threads = plan.config.parallel.threads_per_rank.unwrap_or(share);
+    i32::try_from(threads).unwrap_or(i32::MAX)
+}

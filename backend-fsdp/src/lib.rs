@@ -1,0 +1,26 @@
+//! Engine `fsdp`: fully sharded data parallelism (Zhao et al. 2023) over libtorch.
+//!
+//! Every parameter is cut along dim 0 over the data-parallel ranks, which hold f32 masters, gradients and moments of
+//! their part alone. A unit (a block; or embedding, final norm and head) is made whole before it is used, freed after
+//! its forward pass, made whole again before its backward pass, and its gradient is summed into the parts.
+//!
+//! Reading order: `engine` (the step), `microbatch` (gather, forward, free; gather, backward, reduce), `sharding` (the
+//! collectives and who holds what), `model` (the transformer), `optimizer`, and `shim` for what libtorch's Rust
+//! binding lacks.
+
+mod backend;
+mod checkpoint;
+mod engine;
+mod error;
+mod host;
+mod microbatch;
+mod model;
+mod optimizer;
+mod options;
+mod plan;
+mod sharding;
+mod shim;
+mod units;
+mod weights;
+
+pub use backend::Fsdp;

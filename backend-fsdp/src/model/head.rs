@@ -1,0 +1,245 @@
+//! Logits to log-probs, entropies and back, in chunks of rows that stay within a budget.
+//!
+//! With `z` the logits over the temperature and `p = softmax(z)`: `log_prob = z[target] - log sum exp z`,
+//! `entropy = log sum exp z - sum p z`, and for a loss with derivatives `a = d/d log_prob`, `b = d/d entropy`,
+//! `c_k = d/d log_prob_at[k]`: `dz = a onehot(target) + sum_k c_k onehot(id_k) - p (a + sum_k c_k)
+//! - b p (log p + entropy)`.
+
+use tch::{Kind, Tensor};
+
+use crate::{error::Torch, host::floats};
+
+/// The head over scored rows.
+#[derive(Debug)]
+pub(crate) struct Head<'a> {
+    /// `[V, D]`.
+    pub(crate) weight: &'a Tensor,
+    /// Divides the logits.
+    pub(crate) temperature: f64,
+    /// Bytes that logits and what is derived from them may take at once.
+    pub(crate) budget_bytes: u64,
+    /// Whether entropies are wanted.
+    pub(crate) entropy: bool,
+}
+
+/// What the head computes for scored tokens.
+#[derive(Debug, Default)]
+pub(crate) struct TokenScores {
+    /// `[S]`.
+    pub(crate) log_probs: Vec<f64>,
+    /// `[S]`, where wanted.
+    pub(crate) entropy: Option<Vec<f64>>,
+    /// `[S, k]`, where wanted.
+    pub(crate) log_probs_at: Option<Vec<f64>>,
+}
+
+/// Derivatives of the loss, for scored tokens; all in f32 tensors.
+#[derive(Debug)]
+pub(crate) struct TokenGradients {
+    /// `[S, 1]`.
+    pub(crate) log_probs: Tensor,
+    /// `[S, 1]`.
+    pub(crate) entropy: Option<Tensor>,
+    /// `[S, k]`.
+    pub(crate) log_probs_at: Option<Tensor>,
+}
+
+/// Whose log-probs are wanted.
+#[derive(Debug)]
+pub(crate) struct Targets {
+    /// The scored tokens, i64 `[S, 1]`.
+    pub(crate) tokens: Tensor,
+    /// Further ids, i64 `[S, k]`.
+    pub(crate) at: Option<Tensor>,
+}
+
+impl Head<'_> {
+    /// Scores of rows `hidden` `[S, D]`.
+    pub(crate) fn score(&self, hidden: &Tensor, targets: &Targets) -> Torch<TokenScores> {
+        let mut scores = self.no_scores(targets);
+        for rows in self.chunks(hidden.size()[0]) {
+            let targets = &targets.rows(rows)?;
+            let chunk = self.chunk(&hidden.f_narrow(0, rows.0, rows.1)?, targets)?;
+            chunk.append_to(&mut scores)?;
+        }
+        Ok(scores)
+    }
+
+    /// Back from derivatives: adds to `d_weight` `[V, D]` and returns the gradient of `hidden`. Chunks of logits are
+    /// computed again; the scores come with them.
+    pub(crate) fn backward(
+        &self,
+        hidden: &Tensor,
+        targets: &Targets,
+        gradients: &TokenGradients,
+        d_weight: &mut Tensor,
+    ) -> Torch<(TokenScores, Tensor)> {
+        let mut scores = self.no_scores(targets);
+        let d_hidden = hidden.f_empty_like()?;
+        for rows in self.chunks(hidden.size()[0]) {
+            let targets = &targets.rows(rows)?;
+            let cut = |x: &Tensor| x.f_narrow(0, rows.0, rows.1);
+            let input = cut(hidden)?;
+            let chunk = self.chunk(&input, targets)?;
+            chunk.append_to(&mut scores)?;
+            let d_logits = chunk.backward(
+                targets,
+                &TokenGradients {
+                    log_probs: cut(&gradients.log_probs)?,
+                    entropy: gradients.entropy.as_ref().map(cut).transpose()?,
+                    log_probs_at: gradients.log_probs_at.as_ref().map(cut).transpose()?,
+                },
+                self.temperature,
+            )?;
+            let _ = d_logits.f_mm_out(&cut(&d_hidden)?, self.weight)?;
+            let _ = d_weight.f_addmm_(&d_logits.f_tr()?, &input)?;
+        }
+        Ok((scores, d_hidden))
+    }
+
+    /// (first row, number of rows) of each chunk.
+    fn chunks(&self, num_rows: i64) -> impl Iterator<Item = (i64, i64)> {
+        let buffers = if self.entropy { 2 } else { 1 };
+        let row_bytes = (self.weight.size()[0] as u64).max(1) * buffers * size_of::<f32>() as u64;
+        let rows = (num_rows as u64).max(1);
+        let most = (self.budget_bytes / row_bytes).clamp(1, rows);
+        // As even as can be: a last chunk of a few rows would waste its pass over the weight.
+        let step = rows.div_ceil(rows.div_ceil(most)) as i64;
+        (0..num_rows)
+            .step_by(step as usize)
+            .map(move |start| (start, step.min(num_rows - start)))
+    }
+
+    fn no_scores(&self, targets: &Targets) -> TokenScores {
+        TokenScores {
+            log_probs: Vec::new(),
+            entropy: self.entropy.then(Vec::new),
+            log_probs_at: targets.at.as_ref().map(|_| Vec::new()),
+        }
+    }
+
+    fn chunk(&self, hidden: &Tensor, targets: &Targets) -> Torch<Chunk> {
+        let mut logits = hidden.f_mm(&self.weight.f_tr()?)?; // [S', V]
+        if self.temperature != 1.0 {
+            let _ = logits.f_mul_scalar_(1.0 / self.temperature)?;
+        }
+        let largest = logits.f_amax([-1], true)?;
+        let mut shifted = logits.f_sub_(&largest)?;
+        let token_logits = shifted.f_gather(-1, &targets.tokens, false)?;
+        let at_logits = targets
+            .at
+            .as_ref()
+            .map(|ids| shifted.f_gather(-1, ids, false))
+            .transpose()?;
+        let exp = match self.entropy {
+            true => shifted.f_exp()?,
+            false => shifted.f_exp_()?,
+        };
+        let sum = exp.f_sum_dim_intlist([-1i64].as_slice(), true, None::<Kind>)?; // [S', 1]
+        let log_sum = sum.f_log()?;
+        let entropy = match self.entropy {
+            true => {
+                let dot = exp.f_unsqueeze(1)?.f_bmm(&shifted.f_unsqueeze(-1)?)?;
+                Some(log_sum.f_sub(&dot.f_view([-1, 1])?.f_div(&sum)?)?)
+            }
+            false => None,
+        };
+        Ok(Chunk {
+            log_probs: token_logits.f_sub(&log_sum)?,
+            log_probs_at: at_logits.map(|z| z.f_sub(&log_sum)).transpose()?,
+            shifted: self.entropy.then_some(shifted),
+            exp,
+            sum,
+            log_sum,
+            entropy,
+        })
+    }
+}
+
+impl Targets {
+    fn rows(&self, (start, len): (i64, i64)) -> Torch<Self> {
+        let cut = |x: &Tensor| x.f_narrow(0, start, len);
+        Ok(Self {
+            tokens: cut(&self.tokens)?,
+            at: self.at.as_ref().map(cut).transpose()?,
+        })
+    }
+}
+
+/// Some rows of logits and what was made of them. At most two `[S', V]` buffers, one where no entropy is wanted.
+#[derive(Debug)]
+struct Chunk {
+    /// z less its row's largest, where entropy is wanted, `[S', V]`.
+    shifted: Option<Tensor>,
+    /// Its exponential, `[S', V]`.
+    exp: Tensor,
+    /// Sum of the exponentials, `[S', 1]`.
+    sum: Tensor,
+    /// `[S', 1]`.
+    log_sum: Tensor,
+    /// `[S', 1]`.
+    log_probs: Tensor,
+    /// `[S', 1]`.
+    entropy: Option<Tensor>,
+    /// `[S', k]`.
+    log_probs_at: Option<Tensor>,
+}
+
+impl Chunk {
+    fn append_to(&self, scores: &mut TokenScores) -> Torch<()> {
+        let append = |to: &mut Vec<f64>, from: &Tensor| -> Torch<()> {
+            let values = from.f_contiguous()?;
+            to.extend(floats(&values)?.iter().map(|&x| f64::from(x)));
+            Ok(())
+        };
+        append(&mut scores.log_probs, &self.log_probs)?;
+        if let (Some(to), Some(from)) = (&mut scores.entropy, &self.entropy) {
+            append(to, from)?;
+        }
+        if let (Some(to), Some(from)) = (&mut scores.log_probs_at, &self.log_probs_at) {
+            append(to, from)?;
+        }
+        Ok(())
+    }
+
+    /// The gradient of the logits, in the memory of the chunk.
+    fn backward(
+        self,
+        targets: &Targets,
+        gradients: &TokenGradients,
+        temperature: f64,
+    ) -> Torch<Tensor> {
+        let at = gradients.log_probs_at.as_ref();
+        // `a + sum_k c_k`: what every probability is pulled down by.
+        let pull = match at {
+            Some(at) => at
+                .f_sum_dim_intlist([-1i64].as_slice(), true, None::<Kind>)?
+                .f_add(&gradients.log_probs)?,
+            None => gradients.log_probs.shallow_clone(),
+        };
+        let scale = self.sum.f_reciprocal()?.f_mul_scalar(1.0 / temperature)?;
+        let mut d_logits = match (self.shifted, self.entropy, &gradients.entropy) {
+            (Some(mut shifted), Some(entropy), Some(d_entropy)) => {
+                // p (-b (log p + entropy) - pull)
+                let _ = shifted.f_sub_(&self.log_sum.f_sub(&entropy)?)?;
+                let _ = shifted.f_mul_(&d_entropy.f_neg()?)?;
+                let _ = shifted.f_sub_(&pull)?;
+                shifted.f_mul_(&self.exp)?.f_mul_(&scale)?
+            }
+            _ => {
+                let mut exp = self.exp;
+                exp.f_mul_(&scale.f_mul(&pull)?.f_neg()?)?
+            }
+        };
+        let inverse = 1.0 / temperature;
+        let _ = d_logits.f_scatter_add_(
+            -1,
+            &targets.tokens,
+            &gradients.log_probs.f_mul_scalar(inverse)?,
+        )?;
+        if let (Some(at), Some(ids)) = (at, &targets.at) {
+            let _ = d_logits.f_scatter_add_(-1, ids, &at.f_mul_scalar(inverse)?)?;
+        }
+        Ok(d_logits)
+    }
+}

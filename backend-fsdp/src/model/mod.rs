@@ -1,0 +1,15 @@
+//! The transformer in libtorch, unit by unit.
+//!
+//! Shapes: B sequences, T packed tokens, D model, H query heads, K key/value heads, E head dim, F feed-forward,
+//! V vocabulary, S scored tokens.
+
+mod attention;
+mod block;
+mod head;
+mod packed;
+mod root;
+
+pub(crate) use block::{Block, BlockShape};
+pub(crate) use head::{Head, Targets, TokenGradients, TokenScores};
+pub(crate) use packed::{Packed, RopeTables};
+pub(crate) use root::{Normed, Root, RootIndex};

@@ -1,0 +1,130 @@
+//! What each rank will hold and do, as data.
+
+use std::ops::Range;
+
+use drivetrain_core::{
+    Result,
+    config::JobSpec,
+    mesh::{DeviceMesh, MeshAxis, Placement},
+    model::{MlpSpec, ModelSpec, ParameterKind, ParameterSpec},
+    plan::{PipelineSchedule, PlannedCollective, PlannedOp, PlannedParameter, TrainPlan},
+};
+
+use crate::options::Options;
+
+/// Resolves a job that `check` found no fault in.
+pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
+    let (mesh, model, config) = (job.mesh(), &job.model, &job.config);
+    let options = Options::read(config, backend).unwrap_or_default();
+    let share = config.batch.global_batch_size.div_ceil(mesh.data_size().max(1));
+    let micro = config.batch.micro_batch_size.unwrap_or(share).clamp(1, share.max(1));
+    let num_microbatches = share.div_ceil(micro);
+    let length = config
+        .data
+        .max_length
+        .unwrap_or(model.max_position_embeddings)
+        .min(model.max_position_embeddings);
+    let reference_tokens = config.batch.micro_batch_tokens.unwrap_or(micro * length);
+    let parameters = model
+        .parameters()
+        .into_iter()
+        .map(|spec| PlannedParameter {
+            spec,
+            placements: vec![(MeshAxis::DataShard, Placement::Shard { dim: 0 })],
+        })
+        .collect();
+    Ok(TrainPlan {
+        backend: backend.to_owned(),
+        collectives: collectives(model, &mesh, options, num_microbatches),
+        mesh,
+        model: model.clone(),
+        config: config.clone(),
+        parameters,
+        stages: vec![Range {
+            start: 0,
+            end: model.num_layers(),
+        }],
+        schedule: vec![PipelineSchedule::sequential(num_microbatches)],
+        ops: ops(model, reference_tokens, length.min(reference_tokens)),
+        reference_tokens,
+    })
+}
+
+/// Per micro-batch: root gathered once, blocks twice (but the last), all gradients scattered. Per step: the norm.
+fn collectives(
+    model: &ModelSpec,
+    mesh: &DeviceMesh,
+    options: Options,
+    num_microbatches: usize,
+) -> Vec<PlannedCollective> {
+    let specs = model.parameters();
+    let bytes = |layer: Option<usize>| {
+        let of = specs.iter().filter(|s| s.layer == layer);
+        (of.map(ParameterSpec::num_elements).sum::<usize>() * size_of::<f32>()) as u64
+    };
+    let mut list = Vec::new();
+    let mut add = |operation: &str, axis: MeshAxis, bytes: u64, count: usize| {
+        if mesh.size(axis) > 1 {
+            list.push(PlannedCollective {
+                operation: operation.to_owned(),
+                axis,
+                bytes,
+                count,
+                overlaps: None,
+            });
+        }
+    };
+    let last = model.num_layers().checked_sub(1);
+    for layer in std::iter::once(None).chain((0..model.num_layers()).map(Some)) {
+        let again = options.reshard_after_forward && layer.is_some() && layer != last;
+        let gathers = if again { 2 } else { 1 };
+        let bytes = bytes(layer);
+        add("all_gather", MeshAxis::DataShard, bytes, gathers * num_microbatches);
+        add("reduce_scatter", MeshAxis::DataShard, bytes, num_microbatches);
+        let shard = bytes / mesh.data_shard.max(1) as u64;
+        add("all_reduce", MeshAxis::DataReplicate, shard, num_microbatches);
+    }
+    add("all_reduce", MeshAxis::DataShard, 16, 1);
+    list
+}
+
+/// The matrix products and attention of one micro-batch; what autograd keeps for backward beside them is counted
+/// at the product that reads it.
+fn ops(model: &ModelSpec, tokens: usize, length: usize) -> Vec<PlannedOp> {
+    let mut list = Vec::new();
+    let mut add = |kind: &str, module: String, m: usize, n: usize, k: usize, saved: usize| {
+        list.push(PlannedOp {
+            kind: kind.to_owned(),
+            module,
+            m,
+            n,
+            k,
+            saved_bytes: (saved * size_of::<f32>()) as u64,
+        });
+    };
+    for spec in model.parameters() {
+        let (ParameterKind::ColumnLinear | ParameterKind::RowLinear | ParameterKind::Head) =
+            spec.kind
+        else {
+            continue;
+        };
+        let (n, k) = (spec.shape[0], spec.shape[1]);
+        let module = spec.name.trim_end_matches(".weight").to_owned();
+        add("gemm", module, tokens, n, k, tokens * k);
+    }
+    if model.tied_embeddings {
+        let (v, d) = (model.vocab_size, model.hidden_size);
+        add("gemm", "lm_head".to_owned(), tokens, v, d, tokens * d);
+    }
+    let heads = model.num_heads * model.head_dim;
+    for (index, layer) in model.layers.iter().enumerate() {
+        let seen = layer.sliding_window.map_or(length, |w| w.min(length));
+        let module = format!("model.layers.{index}.self_attn");
+        add("attention", module, tokens, seen, heads, 4 * tokens * heads);
+        if let MlpSpec::Dense { ffn_size } = layer.mlp {
+            let module = format!("model.layers.{index}.mlp");
+            add("swiglu", module, tokens, ffn_size, 1, 3 * tokens * ffn_size);
+        }
+    }
+    list
+}

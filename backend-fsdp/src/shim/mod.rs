@@ -1,0 +1,191 @@
+//! What tch lacks, in C++: one file a concern.
+//!
+//! `at::Tensor` crosses the border as an opaque C++ type. tch's `C_tensor` is the same class, so a pointer to
+//! one is a pointer to the other; the functions here are the only place that relies on it.
+
+use tch::{TchError, Tensor};
+
+use crate::error::Torch;
+
+#[cxx::bridge]
+#[allow(clippy::missing_safety_doc)]
+mod ffi {
+    #[namespace = "at"]
+    unsafe extern "C++" {
+        include!("ATen/core/Tensor.h");
+        type Tensor;
+    }
+
+    #[namespace = "drivetrain"]
+    unsafe extern "C++" {
+        include!("autograd.h");
+        type TensorList;
+        fn tensor_list() -> UniquePtr<TensorList>;
+        fn push(self: Pin<&mut TensorList>, tensor: &Tensor);
+        fn size(self: &TensorList) -> usize;
+        fn take(self: Pin<&mut TensorList>, index: usize) -> Result<UniquePtr<Tensor>>;
+        fn gradients(
+            output: &Tensor,
+            inputs: &TensorList,
+            output_gradient: &Tensor,
+        ) -> Result<UniquePtr<TensorList>>;
+
+        include!("adamw.h");
+        #[allow(clippy::too_many_arguments)]
+        fn fused_adamw(
+            weights: &TensorList,
+            gradients: &TensorList,
+            exp_avgs: &TensorList,
+            exp_avg_sqs: &TensorList,
+            learning_rate: f64,
+            beta1: f64,
+            beta2: f64,
+            weight_decay: f64,
+            epsilon: f64,
+            count: f64,
+        ) -> Result<()>;
+
+        include!("rms_norm.h");
+        fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<UniquePtr<Tensor>>;
+
+        include!("storage.h");
+        fn resize_storage(tensor: &Tensor, bytes: usize) -> Result<()>;
+    }
+}
+
+/// Gradients with respect to `inputs`, given the gradient with respect to `output`. Frees the graph.
+pub(crate) fn gradients(
+    output: &Tensor,
+    inputs: &[&Tensor],
+    output_gradient: &Tensor,
+) -> Torch<Vec<Tensor>> {
+    let list = list(inputs.iter().copied());
+    let mut gradients = 
+        ffi::gradients(borrow(output), &list, borrow(output_gradient)).map_err(thrown)?;
+    (0..gradients.size())
+        .map(|i| gradients.pin_mut().take(i).map(own).map_err(thrown))
+        .collect()
+}
+
+/// `x / sqrt(mean(x^2) + eps) * weight` over the last dim (Zhang and Sennrich 2019), with its own backward: one pass a
+/// direction, sums in f64. x `[.., D]`, weight `[D]`, both f32 in host memory.
+pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Torch<Tensor> {
+    ffi::rms_norm(borrow(x), borrow(weight), eps)
+        .map(own)
+        .map_err(thrown)
+}
+
+/// The numbers of one AdamW update.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AdamwScalars {
+    pub(crate) learning_rate: f64,
+    pub(crate) beta1: f64,
+    pub(crate) beta2: f64,
+    pub(crate) weight_decay: f64,
+    pub(crate) epsilon: f64,
+    /// Updates, this one included.
+    pub(crate) count: u64,
+}
+
+/// `torch.optim.AdamW`'s fused update of tensors of one decay, in place.
+pub(crate) fn fused_adamw(
+    weights: &[Tensor],
+    gradients: &[Tensor],
+    exp_avgs: &[Tensor],
+    exp_avg_sqs: &[Tensor],
+    scalars: AdamwScalars,
+) -> Torch<()> {
+    ffi::fused_adamw(
+        &list(weights),
+        &list(gradients),
+        &list(exp_avgs),
+        &list(exp_avg_sqs),
+        scalars.learning_rate,
+        scalars.beta1,
+        scalars.beta2,
+        scalars.weight_decay,
+        scalars.epsilon,
+        scalars.count as f64,
+    )
+    .map_err(thrown)
+}
+
+/// Sets the size of the memory behind a tensor and all its views; 0 frees it. The contents are not kept.
+pub(crate) fn resize_storage(tensor: &Tensor, bytes: usize) -> Torch<()> {
+    ffi::resize_storage(borrow(tensor), bytes).map_err(thrown)
+}
+
+fn list<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> cxx::UniquePtr<ffi::TensorList> {
+    let mut list = ffi::tensor_list();
+    for tensor in tensors {
+        list.pin_mut().push(borrow(tensor));
+    }
+    list
+}
+
+fn thrown(exception: cxx::Exception) -> TchError {
+    TchError::Torch(exception.what().to_owned())
+}
+
+fn borrow(tensor: &Tensor) -> &ffi::Tensor {
+    // SAFETY: tch holds a live `at::Tensor` behind this pointer for as long as `tensor` lives, and
+    // `ffi::Tensor` is opaque: it is only handed back to C++, by reference to const.
+    unsafe { &*tensor.as_ptr().cast::<ffi::Tensor>() }
+}
+
+fn own(tensor: cxx::UniquePtr<ffi::Tensor>) -> Tensor {
+    // SAFETY: the pointer is to an `at::Tensor` made by `new`; tch deletes it as such, once.
+    unsafe { Tensor::from_ptr(tensor.into_raw().cast()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freed_weight_is_put_back_before_backward() {
+        let x = Tensor::from_slice(&[1.0f32, 2.0]).reshape([1, 2]).set_requires_grad(true);
+        let flat = Tensor::from_slice(&[3.0f32, 4.0, 5.0, 6.0]);
+        let w = flat.view([2, 2]).detach().set_requires_grad(true);
+        let y = x.matmul(&w.tr());
+        resize_storage(&flat, 0).unwrap();
+        assert!(flat.data_ptr().is_null());
+        resize_storage(&flat, 16).unwrap();
+        let mut back = flat.shallow_clone();
+        let back = crate::host::floats_mut(&mut back).unwrap();
+        back.copy_from_slice(&[3.0, 4.0, 5.0, 6.0]);
+        let dy = Tensor::from_slice(&[1.0f32, 10.0]).reshape([1, 2]);
+        let g = gradients(&y, &[&x, &w], &dy).unwrap();
+        assert_eq!(Vec::<f32>::try_from(g[0].flatten(0, -1)).unwrap(), [53.0, 64.0]);
+        assert_eq!(Vec::<f32>::try_from(g[1].flatten(0, -1)).unwrap(), [1.0, 2.0, 10.0, 20.0]);
+    }
+
+    #[test]
+    fn rms_norm_is_libtorch_s_own_in_f64() {
+        let options = (tch::Kind::Float, tch::Device::Cpu);
+        let [x, weight, dy] = [vec![300, 13], vec![13], vec![300, 13]].map(|shape| {
+            let len = shape.iter().product::<i64>();
+            let angles = tch::Tensor::arange(len, options) * (0.7 + len as f64 * 1e-3);
+            angles.sin().view(shape.as_slice())
+        });
+        let (x, weight) = (x.set_requires_grad(true), weight.set_requires_grad(true));
+        let y = rms_norm(&x, &weight, 1e-5).unwrap();
+        let found = gradients(&y, &[&x, &weight], &dy).unwrap();
+        let double = |t: &Tensor| t.detach().to_kind(tch::Kind::Double).set_requires_grad(true);
+        let (x64, weight64) = (double(&x), double(&weight));
+        let y64 = x64.rms_norm(13, Some(&weight64), 1e-5);
+        let truth = gradients(&y64, &[&x64, &weight64], &dy.to_kind(tch::Kind::Double)).unwrap();
+        for (found, truth) in [(&y, &y64), (&found[0], &truth[0]), (&found[1], &truth[1])] {
+            assert_eq!(found.size(), truth.size());
+            let gap = f64::try_from((found - truth).abs().max() / truth.abs().max()).unwrap();
+            assert!(gap <= 1e-7, "{gap}");
+        }
+    }
+
+    #[test]
+    fn an_input_outside_the_graph_is_an_error() {
+        let x = Tensor::from_slice(&[1.0f32]).set_requires_grad(true);
+        let stray = Tensor::from_slice(&[1.0f32]).set_requires_grad(true);
+        assert!(gradients(&(&x * 2.0), &[&stray], &Tensor::from_slice(&[1.0f32])).is_err());
+    }
+}
