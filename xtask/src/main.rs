@@ -34,8 +34,10 @@ enum Chore {
         #[arg(last = true)]
         filter: Vec<String>,
     },
-    /// Set up, then compare the engines on the jobs of demo/ and write their reports
+    /// Set up, then train the model of demo/ under both engines, compare them and write the report
     Demo,
+    /// Train the model of demo/ again, from random weights
+    DemoModel,
     /// Check the architecture: who depends on whom, and what source may not contain
     Arrows,
     /// Print the lines that let plain `cargo build` find libtorch: eval "$(cargo xtask env)"
@@ -72,6 +74,7 @@ fn run(chore: Chore) -> anyhow::Result<ExitCode> {
         }
         Chore::Test { all, filter } => return test::run(&test::Selection { all, filter }),
         Chore::Demo => demo::run()?,
+        Chore::DemoModel => demo::train_model()?,
         Chore::Arrows => return arrows::run(),
         Chore::Env => println!("{}", libtorch::ensure(false)?.export_line()),
         Chore::Cargo { arguments } => {

@@ -5,7 +5,7 @@ mod jsonl;
 mod process;
 
 pub use jsonl::JsonlWriter;
-pub use process::{peak_resident_bytes, process_cpu_seconds};
+pub use process::{peak_resident_bytes, process_cpu_seconds, reset_peak_resident};
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};

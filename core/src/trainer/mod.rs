@@ -1,5 +1,227 @@
-//! The training loop.
+//! The training loop, on one page. Every rank runs it, SPMD.
 
+mod columns;
+mod evaluate;
+mod record;
 mod source;
 
+pub use columns::REFERENCE;
+pub use evaluate::mean_nll;
+pub use record::{Observer, Outcome, StepRecord};
 pub use source::{BatchSource, CyclicSource};
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use crate::{
+    Error, ErrorKind, Result,
+    batch::{Batch, BatchTotals},
+    checkpoint::{CheckpointStore, Identity, StateReader},
+    communicator::{Communicator, ReduceOp},
+    config::JobSpec,
+    engine::{Engine, Guarded, StepOptions},
+    mesh::{DeviceMesh, MeshAxis},
+    objective::Objective,
+    plan::{MicrobatchLimit, MicrobatchPlan, plan_microbatches},
+};
+
+/// Skipped steps in a row after which training ends: the weights or the data are broken.
+const MAX_SKIPPED: u32 = 16;
+
+/// Name of the checkpoint blob that holds the data's position.
+const DATA_BLOB: &str = "data";
+
+/// One rank's training run.
+#[derive(Debug)]
+pub struct Trainer<'a> {
+    /// The job.
+    pub job: &'a JobSpec,
+    /// This rank's engine.
+    pub engine: Guarded,
+    /// The loss.
+    pub objective: &'a dyn Objective,
+    /// Global batches, the same on every rank.
+    pub data: Box<dyn BatchSource>,
+    /// Sequences of the validation pass.
+    pub validation: Option<Batch>,
+    /// Where checkpoints go, and what they say of themselves.
+    pub checkpoints: Option<(CheckpointStore, Identity)>,
+    /// FLOP/s that all ranks could reach together; MFU is reported where it is known.
+    pub peak_flops: Option<f64>,
+    /// Set from outside (Ctrl-C) to save and stop after the step in progress.
+    pub stop: &'a AtomicBool,
+    world: Arc<dyn Communicator>,
+    data_group: Arc<dyn Communicator>,
+    mesh: DeviceMesh,
+}
+
+impl<'a> Trainer<'a> {
+    /// A run over `world`, with nothing optional set. Collective.
+    ///
+    /// # Errors
+    /// Communicator errors.
+    pub fn new(
+        job: &'a JobSpec,
+        engine: Guarded,
+        objective: &'a dyn Objective,
+        data: Box<dyn BatchSource>,
+        world: Arc<dyn Communicator>,
+        stop: &'a AtomicBool,
+    ) -> Result<Self> {
+        let mesh = job.mesh();
+        let peers = mesh.group(
+            world.rank(),
+            &[MeshAxis::DataReplicate, MeshAxis::DataShard],
+        )?;
+        let data_group = world.subgroup(&peers, "trainer_data")?;
+        Ok(Self {
+            job,
+            engine,
+            objective,
+            data,
+            validation: None,
+            checkpoints: None,
+            peak_flops: None,
+            stop,
+            world,
+            data_group,
+            mesh,
+        })
+    }
+
+    /// Continues from a checkpoint: engine state and data position.
+    ///
+    /// # Errors
+    /// `Checkpoint` if it is another model's or another data set's.
+    pub fn resume(&mut self, checkpoint: &dyn StateReader) -> Result<()> {
+        let position = checkpoint.blob(DATA_BLOB).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Checkpoint,
+                "resume",
+                "the checkpoint holds no data position",
+            )
+            .help("it was not written by the trainer: load it into an engine instead")
+        })?;
+        self.data.restore(position)?;
+        self.engine.load_state(checkpoint)
+    }
+
+    /// Trains until `steps` are committed or a stop is asked for.
+    ///
+    /// # Errors
+    /// Those of engine, data, checkpoints and communicator; `NonFinite` after many skipped steps in a row.
+    pub fn run(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
+        let mut skipped = 0;
+        while self.engine.step() < self.job.config.steps {
+            let began = Instant::now();
+            let mut global = self.data.next_batch()?;
+            let mut totals = BatchTotals::count(&global);
+            self.objective.prepare(&mut global, &mut totals)?;
+            let mut share = self
+                .cut(&global)?
+                .share(&global, self.mesh.data_index(self.world.rank()))?;
+            columns::complete(&mut share, &mut self.engine, self.objective)?;
+
+            let report = self
+                .engine
+                .forward_backward(&share, self.objective, &totals)?;
+            let optim = self.engine.optim_step(&StepOptions::default())?;
+
+            skipped = if optim.skipped { skipped + 1 } else { 0 };
+            let step = optim.step;
+            observer.on_step(&self.record(&global, report, &optim, began))?;
+            if skipped > MAX_SKIPPED {
+                return Err(skipping(step, skipped));
+            }
+            let due = |every: Option<u64>| !optim.skipped && every.is_some_and(|n| step % n == 0);
+            if due(self.job.config.validation.every) {
+                self.validate(observer)?;
+            }
+            let stop = self.agree_to_stop()?;
+            if (stop || due(self.job.config.checkpoint.every)) && !optim.skipped {
+                self.save(observer)?;
+            }
+            if stop {
+                return Ok(Outcome::Stopped { step });
+            }
+        }
+        Ok(Outcome::Finished {
+            step: self.engine.step(),
+        })
+    }
+
+    /// Mean NLL over the validation sequences, reported to the observer. Changes nothing.
+    ///
+    /// # Errors
+    /// Those of engine and communicator.
+    pub fn validate(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let Some(all) = self.validation.take() else {
+            return Ok(());
+        };
+        let chunk = self.job.config.batch.global_batch_size;
+        let rank = self.mesh.data_index(self.world.rank());
+        let mut shares = Vec::new();
+        for first in (0..all.num_sequences()).step_by(chunk) {
+            let last = (first + chunk).min(all.num_sequences());
+            let part = all.select(&(first..last).collect::<Vec<_>>());
+            shares.push(self.cut(&part)?.share(&part, rank)?);
+        }
+        let temperature = self.objective.requires().temperature;
+        let loss = mean_nll(&mut self.engine, &shares, temperature, &*self.data_group);
+        self.validation = Some(all);
+        observer.on_validation(self.engine.step(), loss?)
+    }
+
+    /// Saves a checkpoint now, and drops the oldest beyond the number to keep.
+    ///
+    /// # Errors
+    /// `File` naming the path; then no checkpoint has appeared.
+    pub fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let Some((store, identity)) = &self.checkpoints else {
+            return Ok(());
+        };
+        let step = self.engine.step();
+        let mut writer = store.writer(step, &self.world, identity)?;
+        writer.blob(DATA_BLOB, self.data.state())?;
+        self.engine.save_state(writer)?.finish()?;
+        if self.world.rank() == 0 {
+            store.prune(self.job.config.checkpoint.keep)?;
+        }
+        observer.on_checkpoint(step)
+    }
+
+    fn cut(&self, global: &Batch) -> Result<MicrobatchPlan> {
+        let limit = MicrobatchLimit::from_config(&self.job.config.batch);
+        plan_microbatches(
+            &global.lengths(),
+            global.groups(),
+            self.mesh.data_size(),
+            limit,
+        )
+    }
+
+    /// Ranks see the flag at different times: all stop if any saw it.
+    fn agree_to_stop(&self) -> Result<bool> {
+        let mut flag = [u8::from(self.stop.load(Ordering::Relaxed))];
+        self.world
+            .all_reduce((&mut flag[..]).into(), ReduceOp::Max)?
+            .wait()?;
+        Ok(flag[0] != 0)
+    }
+}
+
+fn skipping(step: u64, count: u32) -> Error {
+    Error::new(
+        ErrorKind::NonFinite,
+        "train",
+        "every gradient of many steps in a row was not finite",
+    )
+    .with("step", step)
+    .with("skipped", count)
+    .help("look for non-finite weights in the model folder, or lower the learning rate and resume")
+}

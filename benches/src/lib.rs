@@ -1,0 +1,244 @@
+//! The same training step under any engine, measured: sizes, batches, and the run.
+#![forbid(unsafe_code)]
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use drivetrain::{
+    backend,
+    core::{
+        DType, Result,
+        batch::{Batch, BatchBuilder, BatchTotals},
+        config::{JobConfig, JobSpec},
+        engine::{Engine, StepOptions, WeightInit, build_engine},
+        launch::run_ranks,
+        metrics::{peak_resident_bytes, process_cpu_seconds},
+        model::ModelSpec,
+        objective::Nll,
+        plan::{MicrobatchLimit, plan_microbatches},
+    },
+};
+use serde::Serialize;
+use serde_json::json;
+
+/// A model and the lengths of the sequences of one step. A sequence of n scored tokens has n + 1 tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    /// Its name.
+    pub name: &'static str,
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    ffn: usize,
+    vocab: usize,
+    /// Scored tokens of each sequence.
+    pub scored: &'static [usize],
+}
+
+/// The sizes of the peers' scripts.
+pub const SIZES: [Size; 3] = [
+    Size {
+        name: "tiny",
+        layers: 4,
+        hidden: 256,
+        heads: 8,
+        kv_heads: 4,
+        ffn: 688,
+        vocab: 4096,
+        scored: &[256; 8],
+    },
+    Size {
+        name: "small",
+        layers: 8,
+        hidden: 512,
+        heads: 8,
+        kv_heads: 4,
+        ffn: 1376,
+        vocab: 8192,
+        scored: &[512; 4],
+    },
+    Size {
+        name: "ragged",
+        layers: 8,
+        hidden: 512,
+        heads: 8,
+        kv_heads: 4,
+        ffn: 1376,
+        vocab: 8192,
+        scored: &[512, 60, 130, 300, 90, 220, 40, 180],
+    },
+];
+
+/// What a step costs.
+#[derive(Debug, Clone, Serialize)]
+pub struct StepCost {
+    /// Engine.
+    pub backend: String,
+    /// Size.
+    pub size: String,
+    /// Ranks.
+    pub ranks: usize,
+    /// Threads a rank.
+    pub threads: usize,
+    /// Median wall milliseconds.
+    pub ms_step: f64,
+    /// Median CPU seconds of all ranks.
+    pub cpu_s_step: f64,
+    /// Peak resident MiB of the process over its ranks.
+    pub mb_rank: Option<f64>,
+    /// Model FLOPs a CPU second over the GEMM rate of one core measured in the same run.
+    pub mfu_core: f64,
+    /// Loss of the first step.
+    pub loss: f64,
+    /// Steps that were timed.
+    pub steps: usize,
+}
+
+impl Size {
+    /// By name.
+    pub fn named(name: &str) -> Option<Self> {
+        SIZES.into_iter().find(|s| s.name == name)
+    }
+
+    /// The job: f32, AdamW, clipping at 1, NLL over all tokens.
+    pub fn job(&self, backend: &str, ranks: usize, threads: usize) -> Result<JobSpec> {
+        let longest = self.scored.iter().max().copied().unwrap_or(1) + 1;
+        let model = ModelSpec::from_hf_config(
+            &json!({
+                "model_type": "llama",
+                "vocab_size": self.vocab,
+                "hidden_size": self.hidden,
+                "intermediate_size": self.ffn,
+                "num_hidden_layers": self.layers,
+                "num_attention_heads": self.heads,
+                "num_key_value_heads": self.kv_heads,
+                "max_position_embeddings": longest,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 10000.0,
+                "tie_word_embeddings": false,
+                "hidden_act": "silu",
+            })
+            .to_string(),
+            "benchmark".as_ref(),
+        )?;
+        let config: JobConfig = serde_json::from_value(json!({
+            "model": "benchmark",
+            "backend": backend,
+            "from_scratch": true,
+            "steps": 1000,
+            "output": "benchmark",
+            "data": { "train": "benchmark.jsonl" },
+            "batch": { "global_batch_size": self.scored.len() },
+            "optimizer": { "learning_rate": 3e-4, "weight_decay": 0.1 },
+            "parallel": { "data_parallel_size": ranks, "threads_per_rank": threads },
+        }))
+        .map_err(|cause| {
+            drivetrain::core::Error::new(
+                drivetrain::core::ErrorKind::Defect,
+                "make_job",
+                "the benchmark's job is not a job",
+            )
+            .caused_by(cause)
+        })?;
+        debug_assert_eq!(config.precision.compute, DType::F32);
+        Ok(JobSpec { config, model })
+    }
+
+    /// The global batch: tokens from a counter, all scored but the first of each sequence.
+    pub fn batch(&self) -> Result<Batch> {
+        let mut builder = BatchBuilder::new();
+        let mut state = 7u64;
+        for &scored in self.scored {
+            let tokens: Vec<u32> = (0..=scored)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    ((state >> 33) % self.vocab as u64) as u32
+                })
+                .collect();
+            builder.push(&tokens, None)?;
+        }
+        builder.build()
+    }
+}
+
+/// Runs steps of an engine on thread ranks; `each` gets the wall time and CPU seconds of every step on rank 0.
+/// Steps begin and end together over the ranks.
+///
+/// # Errors
+/// The engine's.
+pub fn run_steps(
+    size: Size,
+    backend_name: &str,
+    ranks: usize,
+    threads: usize,
+    steps: usize,
+) -> Result<(f64, Vec<(Duration, f64)>)> {
+    let backend = backend(backend_name)?;
+    let job = size.job(backend_name, ranks, threads)?;
+    let batch = size.batch()?;
+    let totals = BatchTotals::count(&batch);
+    let objective = Nll::default();
+    let limit = MicrobatchLimit::All;
+    let plan = plan_microbatches(&batch.lengths(), batch.groups(), ranks, limit)?;
+    let results = run_ranks(ranks, Duration::from_secs(600), |world| {
+        let (mut engine, _) =
+            build_engine(&*backend, &job, Arc::clone(&world), WeightInit::Seed(1234))?;
+        let share = plan.share(&batch, world.rank())?;
+        let mut loss = 0.0;
+        let mut costs = Vec::with_capacity(steps);
+        for step in 0..steps {
+            world.barrier()?;
+            let (cpu, began) = (process_cpu_seconds(), Instant::now());
+            let report = engine.forward_backward(&share, &objective, &totals)?;
+            engine.optim_step(&StepOptions::default())?;
+            world.barrier()?;
+            costs.push((began.elapsed(), process_cpu_seconds() - cpu));
+            if step == 0 {
+                loss = report.loss;
+            }
+        }
+        Ok((loss, costs))
+    })?;
+    Ok(results.into_iter().next().unwrap_or_default())
+}
+
+/// Measures an engine: `warmup` steps, then `steps` whose medians count.
+///
+/// # Errors
+/// The engine's.
+pub fn measure(
+    size: Size,
+    backend: &str,
+    ranks: usize,
+    threads: usize,
+    warmup: usize,
+    steps: usize,
+) -> Result<StepCost> {
+    let core = drivetrain::kernels::measure_peak_flops(1);
+    let (loss, costs) = run_steps(size, backend, ranks, threads, warmup + steps)?;
+    let timed = &costs[warmup..];
+    let cpu = median(timed.iter().map(|c| c.1));
+    let job = size.job(backend, ranks, threads)?;
+    let flops = job.model.train_flops(&size.batch()?.lengths());
+    Ok(StepCost {
+        backend: backend.to_owned(),
+        size: size.name.to_owned(),
+        ranks,
+        threads,
+        ms_step: median(timed.iter().map(|c| c.0.as_secs_f64())) * 1e3,
+        cpu_s_step: cpu,
+        mb_rank: peak_resident_bytes().map(|b| b as f64 / f64::from(1 << 20)),
+        mfu_core: flops / cpu / core,
+        loss,
+        steps,
+    })
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,116 @@
+//! What a run reports, step by step.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::Trainer;
+use crate::{
+    Result,
+    batch::Batch,
+    engine::{Engine, ForwardBackwardReport, OptimReport},
+    metrics::{Metrics, peak_resident_bytes},
+};
+
+/// One step's numbers, the same on every rank but for times.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StepRecord {
+    /// Committed steps; a skipped step repeats the number before it.
+    pub step: u64,
+    /// The global loss before the update.
+    pub loss: f64,
+    /// 2-norm of the whole gradient before clipping.
+    pub grad_norm: f64,
+    /// What the gradient was multiplied by.
+    pub clip_factor: f64,
+    /// Learning rate used.
+    pub learning_rate: f64,
+    /// Whether a non-finite gradient made every rank skip.
+    pub skipped: bool,
+    /// Tokens of the global batch.
+    pub tokens: usize,
+    /// Wall seconds.
+    pub seconds: f64,
+    /// Tokens of all ranks a second.
+    pub tokens_per_second: f64,
+    /// Model FLOPs of forward and backward, all ranks.
+    pub flops: f64,
+    /// Model FLOP/s over what all ranks could reach, where that is known.
+    pub mfu: Option<f64>,
+    /// Peak resident bytes of this process so far, where the system tells.
+    pub peak_memory: Option<u64>,
+    /// The objective's own metrics.
+    pub metrics: Metrics,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// All steps are committed.
+    Finished {
+        /// Committed steps.
+        step: u64,
+    },
+    /// A stop was asked for; where checkpoints are kept, this step's is the last.
+    Stopped {
+        /// Committed steps.
+        step: u64,
+    },
+}
+
+/// Sees a run: progress, files, tests. On ranks that report nothing, `&mut ()`.
+pub trait Observer {
+    /// A step has ended.
+    ///
+    /// # Errors
+    /// The observer's own; they end the run.
+    fn on_step(&mut self, _record: &StepRecord) -> Result<()> {
+        Ok(())
+    }
+
+    /// A validation pass has ended with this mean NLL.
+    ///
+    /// # Errors
+    /// The observer's own; they end the run.
+    fn on_validation(&mut self, _step: u64, _loss: f64) -> Result<()> {
+        Ok(())
+    }
+
+    /// A checkpoint is on disk.
+    ///
+    /// # Errors
+    /// The observer's own; they end the run.
+    fn on_checkpoint(&mut self, _step: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Observer for () {}
+
+impl Trainer<'_> {
+    pub(super) fn record(
+        &self,
+        global: &Batch,
+        report: ForwardBackwardReport,
+        optim: &OptimReport,
+        began: Instant,
+    ) -> StepRecord {
+        let seconds = began.elapsed().as_secs_f64();
+        let flops = self.job.model.train_flops(&global.lengths());
+        StepRecord {
+            step: self.engine.step(),
+            loss: report.loss,
+            grad_norm: optim.grad_norm,
+            clip_factor: optim.clip_factor,
+            learning_rate: optim.learning_rate,
+            skipped: optim.skipped,
+            tokens: global.num_tokens(),
+            seconds,
+            tokens_per_second: global.num_tokens() as f64 / seconds,
+            flops,
+            mfu: self.peak_flops.map(|peak| flops / seconds / peak),
+            peak_memory: peak_resident_bytes(),
+            metrics: report.metrics,
+        }
+    }
+}

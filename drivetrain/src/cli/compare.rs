@@ -1,0 +1,76 @@
+//! `drivetrain compare`.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Args;
+use drivetrain::{
+    core::{ErrorKind, Result},
+    report,
+    run::{CompareOptions, compare},
+    tables::{PARITY_HEADER, RUN_HEADER, parity_rows, run_rows, table},
+};
+
+use super::{job::JobArgs, progress::Progress};
+
+#[derive(Debug, Args)]
+pub(super) struct CompareArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    /// Engines, the first held for true unless `reference` is among them
+    #[arg(long, value_delimiter = ',')]
+    backends: Vec<String>,
+    /// Optimizer steps of each engine
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    steps: u64,
+    /// The HTML report; by default compare.html in the job's output
+    #[arg(long)]
+    report: Option<PathBuf>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
+    let names = if args.backends.is_empty() {
+        let all = drivetrain::backends();
+        all.iter().map(|b| b.name().to_owned()).filter(|n| n != "reference").collect()
+    } else {
+        args.backends.clone()
+    };
+    let jobs = names
+        .iter()
+        .map(|name| {
+            let mut more = vec![format!("backend={name}")];
+            if name == "reference" {
+                // The oracle is one rank; the layout does not change what it computes.
+                more.push("parallel={}".to_owned());
+                more.push("precision={compute: f64}".to_owned());
+            }
+            args.job.load(&more)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let progress = Progress::new(args.steps, args.json);
+    let result = compare(&jobs, &CompareOptions { steps: args.steps }, &|backend, step, loss| {
+        progress.say(step, &format!("{backend}: loss {loss:.4}"));
+    })?;
+    progress.finish();
+    let path = args.report.clone().unwrap_or_else(|| {
+        jobs[0].0.spec.config.output.join("compare.html")
+    });
+    let title = args.job.job.display().to_string();
+    report::write_compare(&path, &title, &result)?;
+    if args.json {
+        super::output::json(&result)?;
+    } else {
+        println!("{}", table(&RUN_HEADER, run_rows(&result.runs)));
+        println!("{}", table(&PARITY_HEADER, parity_rows(&result.parity)));
+        let verdict = match (result.parity.is_empty(), result.agrees()) {
+            (true, _) => "one engine only: nothing to compare it with",
+            (false, true) => "the engines agree: every comparison is within its tolerance",
+            (false, false) => "the engines DISAGREE",
+        };
+        println!("{verdict}\nreport: {}", path.display());
+    }
+    let agrees = result.parity.is_empty() || result.agrees();
+    Ok(if agrees { ExitCode::SUCCESS } else { ExitCode::from(ErrorKind::Parity.exit_code()) })
+}

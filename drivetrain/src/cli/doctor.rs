@@ -1,0 +1,100 @@
+//! `drivetrain doctor`.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use drivetrain::{
+    core::{Result, engine::Backend},
+    tables::table,
+};
+use serde_json::{Value, json};
+
+#[derive(Debug, Args)]
+pub(super) struct DoctorArgs {
+    /// Print all of it as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let rate = |threads| drivetrain::kernels::measure_peak_flops(threads) / 1e9;
+    let report = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "cores": cores,
+        "gemm_gflops_one_core": rate(1),
+        "gemm_gflops_all_cores": rate(cores),
+        "libraries": libraries(),
+        "environment": environment(),
+        "backends": drivetrain::backends()
+            .iter()
+            .map(|b| json!({ "name": b.name(), "capability": b.capability() }))
+            .collect::<Vec<_>>(),
+    });
+    if args.json {
+        super::output::json(&report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!(
+        "drivetrain {}  {cores} cores, f32 GEMM {:.1} GFLOP/s on one, {:.1} on all",
+        env!("CARGO_PKG_VERSION"),
+        report["gemm_gflops_one_core"].as_f64().unwrap_or_default(),
+        report["gemm_gflops_all_cores"].as_f64().unwrap_or_default(),
+    );
+    let rows = drivetrain::backends().iter().map(|b| capability_row(&**b)).collect();
+    println!("{}", table(&["backend", "families", "compute", "devices", "parallel"], rows));
+    let lines = |title: &str, values: &Value| {
+        println!("{title}");
+        for value in values.as_array().into_iter().flatten() {
+            println!("  {}", value.as_str().unwrap_or_default());
+        }
+    };
+    lines("libraries loaded from outside the system:", &report["libraries"]);
+    lines("environment:", &report["environment"]);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn capability_row(backend: &dyn Backend) -> Vec<String> {
+    let c = backend.capability();
+    let axes = [
+        ("data", c.data_parallel.is_some()),
+        ("tensor", c.tensor_parallel.is_some()),
+        ("pipeline", c.pipeline_parallel.is_some()),
+        ("context", c.context_parallel.is_some()),
+        ("expert", c.expert_parallel.is_some()),
+    ];
+    let join = |items: Vec<String>| if items.is_empty() { "-".to_owned() } else { items.join(" ") };
+    vec![
+        backend.name().to_owned(),
+        join(c.families.iter().map(|f| format!("{f:?}").to_lowercase()).collect()),
+        join(c.compute.iter().map(ToString::to_string).collect()),
+        join(c.devices.iter().cloned().collect()),
+        join(axes.iter().filter(|a| a.1).map(|a| a.0.to_owned()).collect()),
+    ]
+}
+
+/// Shared libraries of this process that torch or CUDA bring, with where they were found.
+fn libraries() -> Vec<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let mut found: Vec<String> = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5))
+        .filter(|path| {
+            ["torch", "c10", "cudart", "cuda", "nccl", "gomp", "cupti"].iter().any(|n| path.contains(n))
+                && path.contains(".so")
+        })
+        .map(str::to_owned)
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Variables that change what this program does.
+fn environment() -> Vec<String> {
+    ["LIBTORCH", "LIBTORCH_USE_PYTORCH", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "RUST_LOG"]
+        .iter()
+        .filter_map(|name| std::env::var(name).ok().map(|value| format!("{name}={value}")))
+        .chain(std::env::var_os("HF_TOKEN").map(|_| "HF_TOKEN is set".to_owned()))
+        .collect()
+}

@@ -1,0 +1,46 @@
+//! A job's file, its overrides, and the engine it names.
+
+use std::{path::PathBuf, sync::Arc};
+
+use clap::Args;
+use drivetrain::{
+    core::{
+        Result,
+        config::{JobSource, LoadedJob, load_job},
+        engine::Backend,
+    },
+    data::Hub,
+};
+
+/// Arguments of every command that takes a job.
+#[derive(Debug, Args)]
+pub(super) struct JobArgs {
+    /// The job, a YAML file
+    pub(super) job: PathBuf,
+    /// Override a key: --set optimizer.learning_rate=1e-4 (may be repeated)
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(super) overrides: Vec<String>,
+}
+
+impl JobArgs {
+    /// The checked job and its engine; `more` overrides come last.
+    pub(super) fn load(&self, more: &[String]) -> Result<(LoadedJob, Arc<dyn Backend>)> {
+        let overrides: Vec<String> = self.overrides.iter().chain(more).cloned().collect();
+        load(&JobSource::read(&self.job)?, &overrides)
+    }
+}
+
+/// Checks a job and finds its engine. Warnings go to the terminal.
+pub(super) fn load(
+    source: &JobSource,
+    overrides: &[String],
+) -> Result<(LoadedJob, Arc<dyn Backend>)> {
+    let backends = drivetrain::backends();
+    let borrowed: Vec<&dyn Backend> = backends.iter().map(|b| &**b).collect();
+    let job = load_job(source, overrides, &borrowed, &Hub::from_env())?;
+    for warning in &job.warnings {
+        eprintln!("{warning}");
+    }
+    let backend = Arc::clone(&backends[job.backend]);
+    Ok((job, backend))
+}

@@ -1,0 +1,118 @@
+//! Bad input: one clear error naming the file and the place, a documented exit code, nothing half-written.
+
+use std::path::Path;
+
+use crate::support::{Job, golden};
+
+/// A copy of a golden folder that a test may damage.
+fn damaged(job: &Job, damage: impl FnOnce(&Path)) -> String {
+    let folder = job.path("model");
+    std::fs::create_dir(&folder).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden("llama_mha").join(name), folder.join(name)).unwrap();
+    }
+    damage(&folder);
+    format!("model={}", folder.display())
+}
+
+fn untouched(job: &Job) {
+    assert!(!job.path("run/model").exists() && !job.path("run/checkpoints").exists());
+    let left: Vec<_> = std::fs::read_dir(job.path(".")).unwrap().flatten().map(|e| e.file_name()).collect();
+    assert!(left.iter().all(|n| !n.to_string_lossy().starts_with(".tmp")), "{left:?}");
+}
+
+#[test]
+fn truncated_weights() {
+    let job = Job::new();
+    let model = damaged(&job, |folder| {
+        let path = folder.join("model.safetensors");
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    });
+    job.run(&["train", "job.yaml", "--set", &model]).exits(3).says(&["model.safetensors"]);
+    untouched(&job);
+}
+
+#[test]
+fn a_hostile_header_length() {
+    let job = Job::new();
+    let model = damaged(&job, |folder| {
+        std::fs::write(folder.join("model.safetensors"), u64::MAX.to_le_bytes()).unwrap();
+    });
+    job.run(&["train", "job.yaml", "--set", &model]).exits(3).says(&["model.safetensors"]);
+    untouched(&job);
+}
+
+#[test]
+fn a_missing_shard() {
+    let job = Job::new();
+    let model = damaged(&job, |folder| {
+        std::fs::remove_file(folder.join("model.safetensors")).unwrap();
+        std::fs::write(
+            folder.join("model.safetensors.index.json"),
+            r#"{"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}"#,
+        )
+        .unwrap();
+    });
+    job.run(&["train", "job.yaml", "--set", &model]).exits(3).says(&["model-00001-of-00002.safetensors"]);
+    untouched(&job);
+}
+
+#[test]
+fn an_unsupported_family() {
+    let job = Job::new();
+    let model = damaged(&job, |folder| {
+        std::fs::write(folder.join("config.json"), r#"{"model_type": "gpt2", "vocab_size": 9}"#).unwrap();
+    });
+    job.run(&["train", "job.yaml", "--set", &model]).exits(2).says(&["gpt2", "config.json"]);
+    untouched(&job);
+}
+
+#[test]
+fn an_empty_data_file() {
+    let job = Job::new();
+    job.write("data.jsonl", "");
+    job.run(&["train", "job.yaml"]).exits(3).says(&["data.jsonl"]);
+    untouched(&job);
+}
+
+#[test]
+fn a_token_outside_the_vocabulary() {
+    let job = Job::new();
+    job.write("data.jsonl", "{\"tokens\": [1, 2, 3]}\n{\"tokens\": [1, 256, 3]}\n");
+    job.run(&["train", "job.yaml"]).exits(3).says(&["data.jsonl", "256", "2"]);
+    untouched(&job);
+}
+
+#[test]
+fn a_sequence_over_the_limit() {
+    let job = Job::new();
+    let long: Vec<usize> = (0..129).map(|t| t % 256).collect();
+    job.write("data.jsonl", &format!("{{\"tokens\": [1, 2, 3]}}\n{{\"tokens\": {long:?}}}\n"));
+    job.run(&["train", "job.yaml"]).exits(3).says(&["data.jsonl", "129", "128"]);
+    untouched(&job);
+    job.run(&["train", "job.yaml", "--set", "data.overlong=truncate"]).exits(0).says(&["1 sequences were cut"]);
+}
+
+#[test]
+fn an_output_that_cannot_be_written() {
+    let job = Job::new();
+    job.write("file", "");
+    job.run(&["train", "job.yaml", "--set", "output=file/run"]).exits(3).says(&["file/run"]);
+    job.run(&[
+        "score", "--model", &golden("llama_mha").display().to_string(), "--backend",
+        crate::support::engines()[0], "--data", "data.jsonl", "--out", "file/scores.jsonl",
+    ])
+    .exits(3)
+    .says(&["file/scores.jsonl"]);
+}
+
+#[test]
+fn a_job_that_is_not_there_and_one_that_is_not_yaml() {
+    let job = Job::new();
+    job.run(&["train", "absent.yaml"]).exits(2).says(&["absent.yaml"]);
+    job.write("broken.yaml", "model: [1, 2\nsteps: }");
+    job.run(&["check", "broken.yaml"]).exits(2).says(&["CFG-00"]);
+    job.run(&["train"]).exits(2);
+    job.run(&["fly"]).exits(2);
+}

@@ -1,0 +1,8 @@
+//! The program as a user runs it: every command, and what it says to bad input.
+
+mod bad_input;
+mod check;
+mod compare;
+mod score;
+mod support;
+mod train;

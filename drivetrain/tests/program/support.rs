@@ -1,0 +1,121 @@
+//! A folder with a job in it, and the program run on it.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use tempfile::TempDir;
+
+/// Engines of this build that train with several ranks.
+pub(crate) fn engines() -> Vec<&'static str> {
+    let mut engines = Vec::new();
+    if cfg!(feature = "fsdp") {
+        engines.push("fsdp");
+    }
+    if cfg!(feature = "megatron") {
+        engines.push("megatron");
+    }
+    assert!(!engines.is_empty(), "a build without an engine tests nothing");
+    engines
+}
+
+/// A Hugging Face folder of the golden set.
+pub(crate) fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/golden").join(name)
+}
+
+/// A temporary folder with data and a job.
+pub(crate) struct Job {
+    folder: TempDir,
+}
+
+impl Job {
+    /// Twelve sequences of 3 to 20 tokens, and a job of 5 steps of 4 of them under megatron or fsdp.
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let lines: Vec<String> = (0..12usize)
+            .map(|i| {
+                let tokens: Vec<usize> = (0..3 + (i * 7) % 18).map(|t| (i * 31 + t * 17) % 256).collect();
+                let mask: Vec<u8> = (0..tokens.len()).map(|t| u8::from(t > 1)).collect();
+                format!(r#"{{"tokens": {tokens:?}, "loss_mask": {mask:?}}}"#)
+            })
+            .collect();
+        let job = Self { folder };
+        job.write("data.jsonl", &lines.join("\n"));
+        job.write(
+            "job.yaml",
+            &format!(
+                "model: {}\nbackend: {}\nsteps: 5\noutput: run\ndata:\n  train: data.jsonl\nbatch:\n  \
+                 global_batch_size: 4\noptimizer:\n  learning_rate: 1e-3\ncheckpoint:\n  every: 3\n  keep: 9\n",
+                golden("llama_mha").display(),
+                engines()[0],
+            ),
+        );
+        job
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    /// Runs the program in the folder.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
+        let output = Command::new(env!("CARGO_BIN_EXE_drivetrain"))
+            .current_dir(self.folder.path())
+            .args(arguments)
+            .output()
+            .unwrap();
+        Ran(output)
+    }
+
+    /// metrics.jsonl of a run: the value of a key in every line that has it.
+    pub(crate) fn metric(&self, run: &str, key: &str) -> Vec<f64> {
+        let text = std::fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
+        text.lines()
+            .map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap())
+            .filter_map(|v| v[key].as_f64())
+            .collect()
+    }
+}
+
+/// What the program did.
+pub(crate) struct Ran(Output);
+
+impl Ran {
+    pub(crate) fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.0.stdout).into_owned()
+    }
+
+    pub(crate) fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.0.stderr).into_owned()
+    }
+
+    /// Exit code, with everything it said if it is another; never a panic.
+    #[track_caller]
+    pub(crate) fn exits(self, code: i32) -> Self {
+        let all = format!("{}\n{}", self.stdout(), self.stderr());
+        assert_eq!(self.0.status.code(), Some(code), "{all}");
+        assert!(!all.contains("panicked"), "{all}");
+        self
+    }
+
+    /// It said all of these on stderr.
+    #[track_caller]
+    pub(crate) fn says(self, parts: &[&str]) -> Self {
+        let all = self.stderr();
+        for part in parts {
+            assert!(all.contains(part), "{part:?} is not in:\n{all}");
+        }
+        self
+    }
+}
+
+/// Bytes of a file.
+pub(crate) fn bytes(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
