@@ -77,8 +77,8 @@ pub(crate) fn f32_to_f16(value: f32) -> f16 {
     }
 }
 
-/// Appends elements of host data in another float dtype. Returns `None` if the data is not float and on the
-/// host, `Some(false)` if a finite element became infinite.
+/// Appends elements of host data in another float dtype. Returns `None` if either dtype is not float or
+/// the data not on the host, `Some(false)` if a finite element became infinite.
 pub(crate) fn encode(
     data: &View<'_>,
     range: Range<usize>,
@@ -89,6 +89,9 @@ pub(crate) fn encode(
         let size = dtype.size();
         out.extend_from_slice(&data.host_bytes()?[range.start * size..range.end * size]);
         return Some(true);
+    }
+    if !matches!(dtype, DType::F64 | DType::F32 | DType::Bf16 | DType::F16) {
+        return None;
     }
     let mut fits = true;
     match data {
@@ -130,28 +133,28 @@ fn push_f32(value: f32, dtype: DType, out: &mut Vec<u8>) -> bool {
     !(infinite && value.is_finite())
 }
 
-/// Rounds once: not to f32 and then again.
 fn push_f64(value: f64, dtype: DType, out: &mut Vec<u8>) -> bool {
-    let infinite = match dtype {
-        _ if value.is_nan() && dtype != DType::F64 => return push_f32(value as f32, dtype, out),
-        DType::Bf16 => {
-            let narrow = bf16::from_f64(value);
-            out.extend_from_slice(&narrow.to_le_bytes());
-            narrow.is_infinite()
-        }
-        DType::F16 => {
-            let narrow = f16::from_f64(value);
-            out.extend_from_slice(&narrow.to_le_bytes());
-            narrow.is_infinite()
+    match dtype {
+        DType::F64 => {
+            out.extend_from_slice(&value.to_le_bytes());
+            true
         }
         DType::F32 => {
             out.extend_from_slice(&(value as f32).to_le_bytes());
-            (value as f32).is_infinite()
+            value.is_infinite() || !(value as f32).is_infinite()
         }
-        _ => {
-            out.extend_from_slice(&value.to_le_bytes());
-            false
-        }
-    };
-    !(infinite && value.is_finite())
+        _ => push_f32(rounded_to_odd(value), dtype, out),
+    }
+}
+
+/// f32 on the way from f64 to 16 bits: what is not exact has its last bit set, so that the second rounding knows
+/// on which side of a tie the value lay (Boldo and Melquiond 2008). half's own conversion drops the low bits.
+fn rounded_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let back = f64::from(nearest);
+    if back == value || value.is_nan() {
+        return nearest;
+    }
+    let toward_zero = nearest.to_bits() - u32::from(back.abs() > value.abs());
+    f32::from_bits(toward_zero | 1)
 }

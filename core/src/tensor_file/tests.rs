@@ -192,9 +192,24 @@ fn a_header_that_outgrows_its_room_moves_the_data() {
 
 #[test]
 fn f64_is_rounded_once() {
-    // Just above the middle of two bf16, but the middle in f32.
-    let value = 1.003_906_25 + 1e-12;
-    let mut bytes = Vec::new();
-    convert::encode(&View::F64(&[value]), 0..1, DType::Bf16, &mut bytes).unwrap();
-    assert_eq!(bytes, half::bf16::from_f32(1.007_812_5).to_le_bytes());
+    let narrow = |value: f64, dtype| {
+        let mut bytes = Vec::new();
+        let fits = convert::encode(&View::F64(&[value]), 0..1, dtype, &mut bytes).unwrap();
+        (u16::from_le_bytes([bytes[0], bytes[1]]), fits)
+    };
+    // Beside the middle of two neighbours, but the middle itself in f32.
+    for (dtype, middle, below) in [
+        (DType::Bf16, 1.003_906_25, 0x3f80),
+        (DType::F16, 1.000_488_281_25, 0x3c00),
+    ] {
+        assert_eq!(narrow(middle + 1e-12, dtype), (below + 1, true));
+        assert_eq!(narrow(middle, dtype), (below, true));
+        assert_eq!(narrow(middle - 1e-12, dtype), (below, true));
+        assert_eq!(narrow(-middle - 1e-12, dtype), (0x8000 | (below + 1), true));
+        assert_eq!(narrow(-middle + 1e-12, dtype), (0x8000 | below, true));
+        assert_eq!(narrow(1e-300, dtype), (0, true));
+        assert!(!narrow(1e300, dtype).1 && narrow(f64::INFINITY, dtype).1);
+    }
+    assert_eq!(narrow(65519.99, DType::F16), (0x7bff, true));
+    assert!(!narrow(65520.0, DType::F16).1);
 }
