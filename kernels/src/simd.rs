@@ -23,6 +23,13 @@ pub(crate) fn max(a: f32, b: f32) -> f32 {
 }
 
 /// e^x within 2 ulp for x in [-64, 88.3]; 0 below and infinity above; NaN for NaN.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(x: f32) -> f32 {
+    let value = exp_below_88::<S>(x);
+    if x > 88.3 { f32::INFINITY } else { value }
+}
+
+/// As [`exp`] for x up to 88.3, meaningless above.
 ///
 /// Zero below -64 (1.6e-28) rather than down to the smallest f32: beside the 1 that a softmax or a sigmoid
 /// adds it to, it is nothing, and its products with small gradients would be denormal, which costs a
@@ -31,7 +38,7 @@ pub(crate) fn max(a: f32, b: f32) -> f32 {
 /// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial of degree 7 (minimax coefficients of Cephes'
 /// expf), times 2^n by its exponent bits.
 #[inline(always)]
-pub(crate) fn exp<S: Simd>(x: f32) -> f32 {
+pub(crate) fn exp_below_88<S: Simd>(x: f32) -> f32 {
     const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
     const LN2_HI: f32 = 355.0 / 512.0; // few bits, so n * LN2_HI is exact
     const LN2_LO: f32 = -2.121_944_4e-4;
@@ -46,9 +53,7 @@ pub(crate) fn exp<S: Simd>(x: f32) -> f32 {
     p = fma::<S>(p * r, r, r) + 1.0;
     let exponent = shifted.to_bits().wrapping_sub(MAGIC.to_bits());
     let power = f32::from_bits(exponent.wrapping_add(127) << 23);
-    let value = p * power;
-    let value = if x < -64.0 { 0.0 } else { value };
-    if x > 88.3 { f32::INFINITY } else { value }
+    if x < -64.0 { 0.0 } else { p * power }
 }
 
 /// 1 / (1 + e^-x).
@@ -67,9 +72,14 @@ pub(crate) fn max_of<S: Simd>(_: S, x: &[f32]) -> f32 {
             *lane = max(x, *lane);
         }
     }
-    rest.iter()
-        .chain(&lanes)
-        .fold(f32::NEG_INFINITY, |m, &x| max(x, m))
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = max(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    rest.iter().fold(lanes[0], |m, &x| max(x, m))
 }
 
 /// Sum of x y, accumulated in f64.

@@ -105,7 +105,7 @@ pub(crate) fn head(report: &mut Report<'_>) {
     let d_log_prob = vec![-1.0 / T as f32; T];
     let (mut log_prob, mut lse) = (vec![0.0; T], vec![0.0; T]);
     let (mut dhidden, mut dhead) = (vec![0.0; T * D], vec![0.0; V * D]);
-    let mut scratch = vec![0.0; dims.scratch_len(8 << 20)];
+    let mut scratch = vec![0.0; dims.scratch_len(16 << 20)];
     let inputs = HeadInputs {
         hidden: &hidden,
         head: &head,

@@ -9,7 +9,7 @@ use super::block::{pack_columns, pack_rows};
 use super::{AttentionDims, Gradients, Inputs, Saved};
 use crate::micro::{COLUMNS, Causal, Left, Out, Right, product};
 use crate::rows::SharedMut;
-use crate::simd::{dot_f64, exp, fma};
+use crate::simd::{dot_f64, exp_below_88, fma};
 use crate::{Cpu, RowsMut};
 
 fn tile_sizes(padded: Padded) -> [usize; 12] {
@@ -216,7 +216,7 @@ fn score_gradients<S: Simd>(
         }
         let (lse, delta) = (lse[row], delta[row]);
         for (p, ds) in p[seen.clone()].iter_mut().zip(&mut ds[seen]) {
-            *p = exp::<S>(fma::<S>(*p, scale, -lse));
+            *p = exp_below_88::<S>(fma::<S>(*p, scale, -lse));
             *ds = *p * (*ds - delta) * scale;
         }
     }

@@ -9,7 +9,7 @@ use crate::{Cpu, Rows};
 /// Queries of a block.
 pub(super) const QUERIES: usize = 64;
 /// Keys of a block.
-pub(super) const KEYS: usize = 128;
+pub(super) const KEYS: usize = 256;
 /// f32 between the rows of a tile of scores: an odd number of cache lines, so that a column of the tile is
 /// spread over all sets of the cache.
 pub(super) const SCORES: usize = KEYS + LINE;
@@ -155,20 +155,40 @@ pub(super) fn pack_columns(
     to: &mut [f32],
 ) {
     let len = tokens.len();
-    // Squares of a cache line each way, so that the strided writes of a square stay in cache.
     for t0 in (0..len).step_by(LINE) {
         for e0 in (0..head_dim).step_by(LINE) {
-            let e1 = head_dim.min(e0 + LINE);
-            for t in t0..len.min(t0 + LINE) {
+            let (t1, e1) = (len.min(t0 + LINE), head_dim.min(e0 + LINE));
+            let mut square = [[0.0; LINE]; LINE];
+            for (t, line) in (t0..t1).zip(&mut square) {
                 let row = &x.row(tokens.start + t)[head * head_dim..][e0..e1];
-                for (e, &value) in (e0..).zip(row) {
-                    to[e * padded_len + t] = value;
-                }
+                line[..row.len()].copy_from_slice(row);
+            }
+            transpose(&mut square);
+            for (e, line) in (e0..e1).zip(&square) {
+                to[e * padded_len + t0..][..t1 - t0].copy_from_slice(&line[..t1 - t0]);
             }
         }
     }
     for row in to[..head_dim * padded_len].chunks_exact_mut(padded_len) {
         row[len..].fill(0.0);
+    }
+}
+
+/// Four perfect shuffles: each moves the top bit of an element's row to the bottom of its column, and the top
+/// bit of its column to the bottom of its row.
+#[inline(always)]
+fn transpose(x: &mut [[f32; LINE]; LINE]) {
+    const HALF: usize = LINE / 2;
+    for _ in 0..LINE.ilog2() {
+        let from = *x;
+        for i in 0..HALF {
+            for j in 0..HALF {
+                x[2 * i][2 * j] = from[i][j];
+                x[2 * i][2 * j + 1] = from[i + HALF][j];
+                x[2 * i + 1][2 * j] = from[i][j + HALF];
+                x[2 * i + 1][2 * j + 1] = from[i + HALF][j + HALF];
+            }
+        }
     }
 }
 
@@ -189,4 +209,25 @@ pub(super) fn cut_len(sizes: &[usize]) -> usize {
         .iter()
         .map(|size| size.next_multiple_of(LINE))
         .sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LINE, transpose};
+
+    #[test]
+    fn transposing_exchanges_rows_and_columns() {
+        let mut x = [[0.0; LINE]; LINE];
+        for (i, row) in x.iter_mut().enumerate() {
+            for (j, x) in row.iter_mut().enumerate() {
+                *x = (100 * i + j) as f32;
+            }
+        }
+        transpose(&mut x);
+        for (i, row) in x.iter().enumerate() {
+            for (j, &x) in row.iter().enumerate() {
+                assert_eq!(x, (100 * j + i) as f32);
+            }
+        }
+    }
 }

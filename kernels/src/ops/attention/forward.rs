@@ -9,7 +9,7 @@ use super::block::{pack_columns, pack_rows};
 use super::{AttentionDims, Inputs};
 use crate::micro::{COLUMNS, Causal, Left, Out, Right, product};
 use crate::rows::SharedMut;
-use crate::simd::{LANES, exp, fma, max_of};
+use crate::simd::{LANES, exp, exp_below_88, fma, max_of};
 use crate::{Cpu, RowsMut};
 
 fn tile_sizes(padded: Padded) -> [usize; 7] {
@@ -153,6 +153,9 @@ fn run_task<S: Simd>(
     }
 }
 
+/// How far scores may lie above the peak they are taken from.
+const SLACK: f32 = 8.0;
+
 /// Turns a tile of scores into e^(s - peak), zero where a query sees no key, and rescales what earlier blocks
 /// summed to the new peak.
 #[inline(always)]
@@ -179,17 +182,19 @@ fn softmax_step<S: Simd>(
         scores[seen.end..].fill(0.0);
         let seen = &mut scores[seen];
         let top = max_of(simd, seen) * scale;
-        let top = if top > peak[row] { top } else { peak[row] };
-        let total = exp_row(simd, scale, top, seen);
-        if top > peak[row] {
-            // 0 for the first block, whose old peak is negative infinity.
-            let shrink = exp::<S>(peak[row] - top);
-            sum[row] *= shrink;
-            for x in &mut acc[row * e_pad..][..e_pad] {
-                *x *= shrink;
+        // Any peak gives the same result as long as nothing overflows: a few e-folds above it are let be,
+        // which spares most blocks the rescaling.
+        if top > peak[row] + SLACK {
+            if peak[row] > f32::NEG_INFINITY {
+                let shrink = exp::<S>(peak[row] - top);
+                sum[row] *= shrink;
+                for x in &mut acc[row * e_pad..][..e_pad] {
+                    *x *= shrink;
+                }
             }
             peak[row] = top;
         }
+        let total = exp_row(simd, scale, peak[row], seen);
         sum[row] += total;
     }
 }
@@ -201,12 +206,12 @@ fn exp_row<S: Simd>(_: S, scale: f32, top: f32, row: &mut [f32]) -> f32 {
     let (chunks, rest) = row.as_chunks_mut::<LANES>();
     for chunk in chunks {
         for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *x = exp::<S>(fma::<S>(*x, scale, -top));
+            *x = exp_below_88::<S>(fma::<S>(*x, scale, -top));
             *lane += *x;
         }
     }
     for (lane, x) in lanes.iter_mut().zip(rest) {
-        *x = exp::<S>(fma::<S>(*x, scale, -top));
+        *x = exp_below_88::<S>(fma::<S>(*x, scale, -top));
         *lane += *x;
     }
     let mut width = LANES / 2;

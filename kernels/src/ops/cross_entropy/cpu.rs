@@ -5,7 +5,7 @@ use pulp::Simd;
 use super::{CrossEntropyDims, Derivatives};
 use crate::Cpu;
 use crate::rows::SharedMut;
-use crate::simd::{LANES, exp, fma, max, max_of, sum_lanes};
+use crate::simd::{LANES, exp_below_88, fma, max, max_of, sum_lanes};
 
 pub(super) fn forward(
     cpu: Cpu,
@@ -65,7 +65,7 @@ fn row_stats<S: Simd, const ENTROPY: bool>(
     let mut add = |chunk: &[f32; LANES]| {
         for i in 0..LANES {
             let d = (chunk[i] - peak) * inv_temperature;
-            let e = exp::<S>(d);
+            let e = exp_below_88::<S>(d);
             sums[i] += f64::from(e);
             if ENTROPY {
                 // d may be negative infinity where e is 0.
@@ -146,7 +146,7 @@ impl RowGradient {
     fn at<S: Simd>(&self, x: f32) -> f32 {
         let log_p = self.log_p::<S>(x);
         // log_p may be negative infinity where p is 0.
-        exp::<S>(log_p) * fma::<S>(self.slope, max(log_p, -200.0), self.level)
+        exp_below_88::<S>(log_p) * fma::<S>(self.slope, max(log_p, -200.0), self.level)
     }
 
     /// The target's element. 1 - p is taken without cancellation, as a sure prediction has p near 1.

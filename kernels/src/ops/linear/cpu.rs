@@ -24,12 +24,13 @@ pub(super) fn column_sums(cpu: Cpu, dy: Rows<'_>, accumulate: bool, sums: &mut [
 
 #[inline(always)]
 fn band_sums<S: Simd>(_: S, dy: Rows<'_>, accumulate: bool, sums: &mut [f32]) {
-    for (tile, sums) in sums.chunks_mut(LANES).enumerate() {
-        let first = tile * LANES;
-        let mut lanes = [0f64; LANES];
+    const TILE: usize = 4 * LANES;
+    for (tile, sums) in sums.chunks_mut(TILE).enumerate() {
+        let first = tile * TILE;
+        let mut lanes = [0f64; TILE];
         for t in 0..dy.rows() {
             let row = &dy.row(t)[first..][..sums.len()];
-            if let Ok(row) = <&[f32; LANES]>::try_from(row) {
+            if let Ok(row) = <&[f32; TILE]>::try_from(row) {
                 for (lane, &x) in lanes.iter_mut().zip(row) {
                     *lane += f64::from(x);
                 }

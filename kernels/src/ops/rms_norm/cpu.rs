@@ -213,7 +213,7 @@ pub(super) fn backward_weight(
     dweight: &mut [f32],
 ) {
     let dweight = SharedMut::new(dweight);
-    cpu.for_ranges(dims.width, 2 * LANES, |columns| {
+    cpu.for_ranges(dims.width, 4 * LANES, |columns| {
         // SAFETY: for_ranges hands out disjoint ranges.
         let dweight = unsafe { dweight.range(columns.clone()) };
         let first = columns.start;
@@ -243,7 +243,7 @@ fn weight_band<S: Simd>(
     first: usize,
     dweight: &mut [f32],
 ) {
-    const TILE: usize = 2 * LANES;
+    const TILE: usize = 4 * LANES;
     for (tile, dweight) in dweight.chunks_mut(TILE).enumerate() {
         let column = first + tile * TILE;
         let mut lanes = [0f64; TILE];
