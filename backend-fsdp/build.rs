@@ -4,8 +4,12 @@ use std::{env, path::PathBuf};
 
 fn main() {
     drivetrain_libtorch_link::link();
-    let lib = PathBuf::from(env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys is a direct dependency"));
-    let include = lib.parent().expect("libtorch's lib folder has a parent").join("include");
+    let lib =
+        PathBuf::from(env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys is a direct dependency"));
+    let include = lib
+        .parent()
+        .expect("libtorch's lib folder has a parent")
+        .join("include");
     cxx_build::bridge("src/shim/mod.rs")
         .std("c++17")
         .warnings(false)

@@ -105,7 +105,10 @@ fn check_precision(job: &JobSpec, faults: &mut Vec<Diagnostic>) {
         faults.push(Diagnostic::error(
             "FSDP-02",
             "precision.reduce",
-            format!("gradients would be reduced in {}", job.config.precision.reduce),
+            format!(
+                "gradients would be reduced in {}",
+                job.config.precision.reduce
+            ),
             "fsdp reduces gradients in f32: set f32",
         ));
     }
@@ -165,7 +168,10 @@ fn check_logits_budget(job: &JobSpec, faults: &mut Vec<Diagnostic>) {
                 "{} bytes do not hold the logits of one token and their exponentials",
                 job.config.logits_budget_bytes
             ),
-            format!("a vocabulary of {} needs at least {row}", job.model.vocab_size),
+            format!(
+                "a vocabulary of {} needs at least {row}",
+                job.model.vocab_size
+            ),
         ));
     }
 }

@@ -98,7 +98,11 @@ impl FsdpEngine {
         let mut report = ForwardBackwardReport::default();
         let mut fault = None;
         for part in microbatches(batch) {
-            let part = if fault.is_some() { batch.select(&[]) } else { part };
+            let part = if fault.is_some() {
+                batch.select(&[])
+            } else {
+                part
+            };
             let packed = self.pack(&part, &part.scored(), &mut fault)?;
             let forwarded = self.pass().forward(&self.units, &packed)?;
             let head = match &fault {
@@ -150,11 +154,10 @@ impl FsdpEngine {
         };
         let mut value = objective.evaluate(part, &outputs, totals)?;
         let gradients = token_gradients(packed, &value, width)?;
-        let (scores, head) =
-            match pass.backward_head(&self.units, forwarded, &asked, &gradients)? {
-                Some((scores, head)) => (Some(scores), Some(head)),
-                None => (None, None),
-            };
+        let (scores, head) = match pass.backward_head(&self.units, forwarded, &asked, &gradients)? {
+            Some((scores, head)) => (Some(scores), Some(head)),
+            None => (None, None),
+        };
         if let (true, Some(scores)) = (objective.derivative_known(), scores) {
             value = objective.evaluate(part, &scores.spread(packed, width), totals)?;
         }
@@ -163,12 +166,7 @@ impl FsdpEngine {
         Ok(head)
     }
 
-    fn pack(
-        &mut self,
-        part: &Batch,
-        scored: &[bool],
-        fault: &mut Option<Error>,
-    ) -> Result<Packed> {
+    fn pack(&mut self, part: &Batch, scored: &[bool], fault: &mut Option<Error>) -> Result<Packed> {
         Packed::new(part, scored, &self.plan.model, &mut self.rope).or_else(|cause| {
             fault.get_or_insert(cause);
             Packed::new(&part.select(&[]), &[], &self.plan.model, &mut self.rope)
@@ -176,12 +174,7 @@ impl FsdpEngine {
     }
 
     /// Sums over all ranks, unless one of them has a fault: then every rank has an error.
-    fn agree(
-        &self,
-        operation: &'static str,
-        fault: Option<Error>,
-        sums: &mut [f64],
-    ) -> Result<()> {
+    fn agree(&self, operation: &'static str, fault: Option<Error>, sums: &mut [f64]) -> Result<()> {
         let mut values = sums.to_vec();
         values.push(f64::from(u8::from(fault.is_some())));
         self.world.sum_f64(&mut values)?;
@@ -216,9 +209,13 @@ impl FsdpEngine {
 
     fn unknown_tag(&self, tag: &str) -> Error {
         let known: Vec<_> = self.snapshots.keys().map(String::as_str).collect();
-        Error::new(ErrorKind::Config, "find_snapshot", "no snapshot has this tag")
-            .with("found", tag)
-            .with("expected", format!("one of {known:?}"))
+        Error::new(
+            ErrorKind::Config,
+            "find_snapshot",
+            "no snapshot has this tag",
+        )
+        .with("found", tag)
+        .with("expected", format!("one of {known:?}"))
     }
 
     fn export(
@@ -387,7 +384,11 @@ impl Engine for FsdpEngine {
         let floats = self.units.all.iter().map(|u| u.len() as u64 * 4).sum();
         MemoryReport {
             parameters: floats,
-            gradients: if self.units.has_gradients() { floats } else { 0 },
+            gradients: if self.units.has_gradients() {
+                floats
+            } else {
+                0
+            },
             optimizer: 2 * floats,
             snapshots: self.snapshots.len() as u64 * floats,
             peak_activations: 0,

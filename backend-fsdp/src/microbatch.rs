@@ -1,13 +1,18 @@
 //! One micro-batch: gather, forward, free; gather again, backward, reduce-scatter.
 
-use drivetrain_core::{Error, ErrorKind, Result, batch::{Batch, ColumnData}, model::ModelSpec, objective::TokenOutputs};
+use drivetrain_core::{
+    Error, ErrorKind, Result,
+    batch::{Batch, ColumnData},
+    model::ModelSpec,
+    objective::TokenOutputs,
+};
 use tch::Tensor;
 
 use crate::{
     error::{Torch, torch},
     model::{Block, Head, Normed, Packed, Root, Targets, TokenGradients, TokenScores},
-    shim,
     sharding::{Gathered, ShardGroup},
+    shim,
     units::Units,
 };
 
@@ -396,9 +401,8 @@ fn scored_ids(
     name: &str,
     vocab_size: usize,
 ) -> Result<(Vec<i64>, usize)> {
-    let fault = |message: &str| {
-        Error::new(ErrorKind::Data, "upload_batch", message).with("column", name)
-    };
+    let fault =
+        |message: &str| Error::new(ErrorKind::Data, "upload_batch", message).with("column", name);
     let column = part
         .column(name)
         .ok_or_else(|| fault("the batch lacks the column of token ids"))?;

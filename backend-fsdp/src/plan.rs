@@ -16,8 +16,15 @@ use crate::options::Options;
 pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
     let (mesh, model, config) = (job.mesh(), &job.model, &job.config);
     let options = Options::read(config, backend).unwrap_or_default();
-    let share = config.batch.global_batch_size.div_ceil(mesh.data_size().max(1));
-    let micro = config.batch.micro_batch_size.unwrap_or(share).clamp(1, share.max(1));
+    let share = config
+        .batch
+        .global_batch_size
+        .div_ceil(mesh.data_size().max(1));
+    let micro = config
+        .batch
+        .micro_batch_size
+        .unwrap_or(share)
+        .clamp(1, share.max(1));
     let num_microbatches = share.div_ceil(micro);
     let length = config
         .data
@@ -79,10 +86,25 @@ fn collectives(
         let again = options.reshard_after_forward && layer.is_some() && layer != last;
         let gathers = if again { 2 } else { 1 };
         let bytes = bytes(layer);
-        add("all_gather", MeshAxis::DataShard, bytes, gathers * num_microbatches);
-        add("reduce_scatter", MeshAxis::DataShard, bytes, num_microbatches);
+        add(
+            "all_gather",
+            MeshAxis::DataShard,
+            bytes,
+            gathers * num_microbatches,
+        );
+        add(
+            "reduce_scatter",
+            MeshAxis::DataShard,
+            bytes,
+            num_microbatches,
+        );
         let shard = bytes / mesh.data_shard.max(1) as u64;
-        add("all_reduce", MeshAxis::DataReplicate, shard, num_microbatches);
+        add(
+            "all_reduce",
+            MeshAxis::DataReplicate,
+            shard,
+            num_microbatches,
+        );
     }
     add("all_reduce", MeshAxis::DataShard, 16, 1);
     list

@@ -15,7 +15,9 @@ fn engine_step(c: &mut Criterion) {
     for size in SIZES {
         let mut group = c.benchmark_group(format!("engine_step/{}", size.name));
         group.sample_size(10).warm_up_time(Duration::from_millis(1));
-        group.throughput(Throughput::Elements(size.scored.iter().sum::<usize>() as u64));
+        group.throughput(Throughput::Elements(
+            size.scored.iter().sum::<usize>() as u64
+        ));
         for engine in ENGINES {
             group.bench_function(engine, |b| {
                 b.iter_custom(|steps| {

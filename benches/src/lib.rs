@@ -154,7 +154,9 @@ impl Size {
         for &scored in self.scored {
             let tokens: Vec<u32> = (0..=scored)
                 .map(|_| {
-                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    state = state
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
                     ((state >> 33) % self.vocab as u64) as u32
                 })
                 .collect();

@@ -44,8 +44,12 @@ pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
     let all = backends();
     let names: Vec<String> = all.iter().map(|b| b.name().to_owned()).collect();
     all.into_iter().find(|b| b.name() == name).ok_or_else(|| {
-        Error::new(ErrorKind::Config, "choose_backend", "this build has no such backend")
-            .with("found", name)
-            .with("expected", format!("one of {names:?}"))
+        Error::new(
+            ErrorKind::Config,
+            "choose_backend",
+            "this build has no such backend",
+        )
+        .with("found", name)
+        .with("expected", format!("one of {names:?}"))
     })
 }

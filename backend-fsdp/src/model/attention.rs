@@ -57,11 +57,18 @@ fn attend_run(
             return x.f_transpose(1, 2);
         }
         x.f_unsqueeze(3)?
-            .f_expand([run.count, run.length, num_kv_heads, shared, head_dim], false)?
+            .f_expand(
+                [run.count, run.length, num_kv_heads, shared, head_dim],
+                false,
+            )?
             .f_reshape([run.count, run.length, num_heads, head_dim])?
             .f_transpose(1, 2)
     };
-    let (q, k, v) = (cut(q, num_heads)?.f_transpose(1, 2)?, spread(k)?, spread(v)?); // [n, H, L, E]
+    let (q, k, v) = (
+        cut(q, num_heads)?.f_transpose(1, 2)?,
+        spread(k)?,
+        spread(v)?,
+    ); // [n, H, L, E]
     let mixed = match run.length <= EXACT_LENGTH {
         true => attend_exactly(&q, &k, &v, mask)?,
         false => {

@@ -94,7 +94,11 @@ impl Packed {
 }
 
 fn check_tokens(batch: &Batch, vocab_size: usize) -> Result<()> {
-    match batch.tokens().iter().position(|&t| t as usize >= vocab_size) {
+    match batch
+        .tokens()
+        .iter()
+        .position(|&t| t as usize >= vocab_size)
+    {
         None => Ok(()),
         Some(at) => {
             let sequence = batch.starts().partition_point(|&s| s <= at) - 1;
@@ -131,9 +135,7 @@ fn runs(lengths: &[usize]) -> Vec<Run> {
 /// 0 where row i sees column j (`0 <= i - j < window`), else minus infinity.
 fn window_mask(length: i64, window: i64) -> Torch<Tensor> {
     let hidden = Tensor::f_ones([length, length], (Kind::Bool, tch::Device::Cpu))?;
-    let hidden = hidden
-        .f_tril(-window)?
-        .f_logical_or(&hidden.f_triu(1)?)?;
+    let hidden = hidden.f_tril(-window)?.f_logical_or(&hidden.f_triu(1)?)?;
     Tensor::f_zeros([length, length], (Kind::Float, tch::Device::Cpu))?
         .f_masked_fill_(&hidden, f64::NEG_INFINITY)
 }
@@ -160,7 +162,10 @@ impl RopeTables {
         };
         let positions: Vec<i64> = positions.iter().map(|&p| p.into()).collect();
         let index = Tensor::f_from_slice(&positions)?;
-        Ok((cos.f_index_select(0, &index)?, sin.f_index_select(0, &index)?))
+        Ok((
+            cos.f_index_select(0, &index)?,
+            sin.f_index_select(0, &index)?,
+        ))
     }
 }
 

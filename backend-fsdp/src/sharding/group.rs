@@ -111,9 +111,7 @@ impl ShardGroup {
     /// sharded gradient. `None` is all 0, and takes part all the same. Collective.
     pub(crate) fn reduce(&self, unit: &mut Unit, gradients: Option<Vec<Tensor>>) -> Result<()> {
         let mut summed = match (self.num_ranks(), gradients) {
-            (1, Some(gradients)) => {
-                flatten(&gradients).map_err(torch("reduce_gradient"))?
-            }
+            (1, Some(gradients)) => flatten(&gradients).map_err(torch("reduce_gradient"))?,
             (1, None) => zeros(unit.len()).map_err(torch("reduce_gradient"))?,
             (_, gradients) => self.reduce_scatter(&unit.layout, gradients)?,
         };
@@ -130,7 +128,11 @@ impl ShardGroup {
         Ok(())
     }
 
-    fn reduce_scatter(&self, layout: &UnitLayout, gradients: Option<Vec<Tensor>>) -> Result<Tensor> {
+    fn reduce_scatter(
+        &self,
+        layout: &UnitLayout,
+        gradients: Option<Vec<Tensor>>,
+    ) -> Result<Tensor> {
         let counts = layout.shard_lens();
         let total = counts.iter().sum();
         let packed = match gradients {
@@ -157,7 +159,11 @@ fn pack(layout: &UnitLayout, gradients: Vec<Tensor>) -> Result<Tensor> {
     let mut packed = empty(layout.full_len()).map_err(torch("reduce_gradient"))?;
     let target = floats_mut(&mut packed).map_err(torch("reduce_gradient"))?;
     let mut at = 0;
-    let contiguous: Vec<_> = gradients.iter().map(Tensor::f_contiguous).collect::<Torch<_>>().map_err(torch("reduce_gradient"))?;
+    let contiguous: Vec<_> = gradients
+        .iter()
+        .map(Tensor::f_contiguous)
+        .collect::<Torch<_>>()
+        .map_err(torch("reduce_gradient"))?;
     for rank in 0..layout.num_ranks() {
         for (parameter, gradient) in contiguous.iter().enumerate() {
             let source = floats(gradient).map_err(torch("reduce_gradient"))?;

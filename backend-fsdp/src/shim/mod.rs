@@ -60,7 +60,7 @@ pub(crate) fn gradients(
     output_gradient: &Tensor,
 ) -> Torch<Vec<Tensor>> {
     let list = list(inputs.iter().copied());
-    let mut gradients = 
+    let mut gradients =
         ffi::gradients(borrow(output), &list, borrow(output_gradient)).map_err(thrown)?;
     (0..gradients.size())
         .map(|i| gradients.pin_mut().take(i).map(own).map_err(thrown))
@@ -144,7 +144,9 @@ mod tests {
 
     #[test]
     fn a_freed_weight_is_put_back_before_backward() {
-        let x = Tensor::from_slice(&[1.0f32, 2.0]).reshape([1, 2]).set_requires_grad(true);
+        let x = Tensor::from_slice(&[1.0f32, 2.0])
+            .reshape([1, 2])
+            .set_requires_grad(true);
         let flat = Tensor::from_slice(&[3.0f32, 4.0, 5.0, 6.0]);
         let w = flat.view([2, 2]).detach().set_requires_grad(true);
         let y = x.matmul(&w.tr());
@@ -156,8 +158,14 @@ mod tests {
         back.copy_from_slice(&[3.0, 4.0, 5.0, 6.0]);
         let dy = Tensor::from_slice(&[1.0f32, 10.0]).reshape([1, 2]);
         let g = gradients(&y, &[&x, &w], &dy).unwrap();
-        assert_eq!(Vec::<f32>::try_from(g[0].flatten(0, -1)).unwrap(), [53.0, 64.0]);
-        assert_eq!(Vec::<f32>::try_from(g[1].flatten(0, -1)).unwrap(), [1.0, 2.0, 10.0, 20.0]);
+        assert_eq!(
+            Vec::<f32>::try_from(g[0].flatten(0, -1)).unwrap(),
+            [53.0, 64.0]
+        );
+        assert_eq!(
+            Vec::<f32>::try_from(g[1].flatten(0, -1)).unwrap(),
+            [1.0, 2.0, 10.0, 20.0]
+        );
     }
 
     #[test]
@@ -171,7 +179,11 @@ mod tests {
         let (x, weight) = (x.set_requires_grad(true), weight.set_requires_grad(true));
         let y = rms_norm(&x, &weight, 1e-5).unwrap();
         let found = gradients(&y, &[&x, &weight], &dy).unwrap();
-        let double = |t: &Tensor| t.detach().to_kind(tch::Kind::Double).set_requires_grad(true);
+        let double = |t: &Tensor| {
+            t.detach()
+                .to_kind(tch::Kind::Double)
+                .set_requires_grad(true)
+        };
         let (x64, weight64) = (double(&x), double(&weight));
         let y64 = x64.rms_norm(13, Some(&weight64), 1e-5);
         let truth = gradients(&y64, &[&x64, &weight64], &dy.to_kind(tch::Kind::Double)).unwrap();

@@ -36,12 +36,12 @@ fn read_unit(unit: &Unit, source: &dyn WeightSource) -> Result<Tensor> {
         }
         let values = source.read_rows(&spec.name, rows)?;
         if values.len() != target.len() {
-            return Err(
-                wrong_size("the source gave another number of elements than was asked for")
-                    .with("tensor", &spec.name)
-                    .with("expected", target.len())
-                    .with("found", values.len()),
-            );
+            return Err(wrong_size(
+                "the source gave another number of elements than was asked for",
+            )
+            .with("tensor", &spec.name)
+            .with("expected", target.len())
+            .with("found", values.len()));
         }
         target.copy_from_slice(&values);
     }

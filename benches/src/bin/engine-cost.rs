@@ -59,12 +59,21 @@ fn run(args: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     }
     let names = SIZES.map(|s| s.name).join(", ");
     let size = Size::named(&args.size).ok_or(format!("no size {:?}; one of {names}", args.size))?;
-    let cost =
-        measure(size, &args.backend, args.ranks, args.threads, args.warmup, args.steps.max(1))?;
+    let cost = measure(
+        size,
+        &args.backend,
+        args.ranks,
+        args.threads,
+        args.warmup,
+        args.steps.max(1),
+    )?;
     let line = serde_json::to_string(&cost)?;
     println!("{line}");
     if let Some(path) = &args.out {
-        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)?;
         writeln!(file, "{line}")?;
     }
     Ok(())
@@ -73,8 +82,11 @@ fn run(args: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
 /// Each line's CPU seconds, and how many times the least of its size that is.
 fn print_table(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let text = std::fs::read_to_string(path)?;
-    let lines: Vec<Value> =
-        text.lines().filter(|l| !l.trim().is_empty()).map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let lines: Vec<Value> = text
+        .lines()
+        .filter(|l| !l.trim().is_empty())
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()?;
     let word = |v: &Value, keys: &[&str]| {
         let found: Vec<&str> = keys.iter().filter_map(|k| v[*k].as_str()).collect();
         found.join(" ")
@@ -97,6 +109,9 @@ fn print_table(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
             ]
         })
         .collect();
-    println!("{}", table(&["engine", "size", "CPU s/step", "to the least"], rows));
+    println!(
+        "{}",
+        table(&["engine", "size", "CPU s/step", "to the least"], rows)
+    );
     Ok(())
 }

@@ -58,7 +58,10 @@ pub(super) fn run(args: &CheckArgs) -> Result<ExitCode> {
         })
         .collect::<Vec<_>>();
     if !rows.is_empty() {
-        println!("{}", table(&["collective", "axis", "buffer", "a step"], rows));
+        println!(
+            "{}",
+            table(&["collective", "axis", "buffer", "a step"], rows)
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -33,7 +33,10 @@ pub(super) struct CompareArgs {
 pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
     let names = if args.backends.is_empty() {
         let all = drivetrain::backends();
-        all.iter().map(|b| b.name().to_owned()).filter(|n| n != "reference").collect()
+        all.iter()
+            .map(|b| b.name().to_owned())
+            .filter(|n| n != "reference")
+            .collect()
     } else {
         args.backends.clone()
     };
@@ -50,13 +53,18 @@ pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
         })
         .collect::<Result<Vec<_>>>()?;
     let progress = Progress::new(args.steps, args.json);
-    let result = compare(&jobs, &CompareOptions { steps: args.steps }, &|backend, step, loss| {
-        progress.say(step, &format!("{backend}: loss {loss:.4}"));
-    })?;
+    let result = compare(
+        &jobs,
+        &CompareOptions { steps: args.steps },
+        &|backend, step, loss| {
+            progress.say(step, &format!("{backend}: loss {loss:.4}"));
+        },
+    )?;
     progress.finish();
-    let path = args.report.clone().unwrap_or_else(|| {
-        jobs[0].0.spec.config.output.join("compare.html")
-    });
+    let path = args
+        .report
+        .clone()
+        .unwrap_or_else(|| jobs[0].0.spec.config.output.join("compare.html"));
     let title = args.job.job.display().to_string();
     report::write_compare(&path, &title, &result)?;
     if args.json {
@@ -72,5 +80,9 @@ pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
         println!("{verdict}\nreport: {}", path.display());
     }
     let agrees = result.parity.is_empty() || result.agrees();
-    Ok(if agrees { ExitCode::SUCCESS } else { ExitCode::from(ErrorKind::Parity.exit_code()) })
+    Ok(if agrees {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(ErrorKind::Parity.exit_code())
+    })
 }

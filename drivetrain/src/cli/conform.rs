@@ -22,7 +22,10 @@ pub(super) fn run(args: &ConformArgs) -> Result<ExitCode> {
     let backends = if args.backends.is_empty() {
         drivetrain::backends()
     } else {
-        args.backends.iter().map(|n| drivetrain::backend(n)).collect::<Result<_>>()?
+        args.backends
+            .iter()
+            .map(|n| drivetrain::backend(n))
+            .collect::<Result<_>>()?
     };
     let suite = SuiteArgs::parse(args.suite.iter().cloned())
         .map_err(|fault| Error::new(ErrorKind::Config, "conform", fault))?;

@@ -41,15 +41,27 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         report["gemm_gflops_one_core"].as_f64().unwrap_or_default(),
         report["gemm_gflops_all_cores"].as_f64().unwrap_or_default(),
     );
-    let rows = drivetrain::backends().iter().map(|b| capability_row(&**b)).collect();
-    println!("{}", table(&["backend", "families", "compute", "devices", "parallel"], rows));
+    let rows = drivetrain::backends()
+        .iter()
+        .map(|b| capability_row(&**b))
+        .collect();
+    println!(
+        "{}",
+        table(
+            &["backend", "families", "compute", "devices", "parallel"],
+            rows
+        )
+    );
     let lines = |title: &str, values: &Value| {
         println!("{title}");
         for value in values.as_array().into_iter().flatten() {
             println!("  {}", value.as_str().unwrap_or_default());
         }
     };
-    lines("libraries loaded from outside the system:", &report["libraries"]);
+    lines(
+        "libraries loaded from outside the system:",
+        &report["libraries"],
+    );
     lines("environment:", &report["environment"]);
     Ok(ExitCode::SUCCESS)
 }
@@ -63,13 +75,29 @@ fn capability_row(backend: &dyn Backend) -> Vec<String> {
         ("context", c.context_parallel.is_some()),
         ("expert", c.expert_parallel.is_some()),
     ];
-    let join = |items: Vec<String>| if items.is_empty() { "-".to_owned() } else { items.join(" ") };
+    let join = |items: Vec<String>| {
+        if items.is_empty() {
+            "-".to_owned()
+        } else {
+            items.join(" ")
+        }
+    };
     vec![
         backend.name().to_owned(),
-        join(c.families.iter().map(|f| format!("{f:?}").to_lowercase()).collect()),
+        join(
+            c.families
+                .iter()
+                .map(|f| format!("{f:?}").to_lowercase())
+                .collect(),
+        ),
         join(c.compute.iter().map(ToString::to_string).collect()),
         join(c.devices.iter().cloned().collect()),
-        join(axes.iter().filter(|a| a.1).map(|a| a.0.to_owned()).collect()),
+        join(
+            axes.iter()
+                .filter(|a| a.1)
+                .map(|a| a.0.to_owned())
+                .collect(),
+        ),
     ]
 }
 
@@ -80,7 +108,9 @@ fn libraries() -> Vec<String> {
         .lines()
         .filter_map(|line| line.split_whitespace().nth(5))
         .filter(|path| {
-            ["torch", "c10", "cudart", "cuda", "nccl", "gomp", "cupti"].iter().any(|n| path.contains(n))
+            ["torch", "c10", "cudart", "cuda", "nccl", "gomp", "cupti"]
+                .iter()
+                .any(|n| path.contains(n))
                 && path.contains(".so")
         })
         .map(str::to_owned)
@@ -92,9 +122,21 @@ fn libraries() -> Vec<String> {
 
 /// Variables that change what this program does.
 fn environment() -> Vec<String> {
-    ["LIBTORCH", "LIBTORCH_USE_PYTORCH", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "RUST_LOG"]
-        .iter()
-        .filter_map(|name| std::env::var(name).ok().map(|value| format!("{name}={value}")))
-        .chain(std::env::var_os("HF_TOKEN").map(|_| "HF_TOKEN is set".to_owned()))
-        .collect()
+    [
+        "LIBTORCH",
+        "LIBTORCH_USE_PYTORCH",
+        "HF_HOME",
+        "HF_ENDPOINT",
+        "HF_HUB_OFFLINE",
+        "OMP_NUM_THREADS",
+        "RUST_LOG",
+    ]
+    .iter()
+    .filter_map(|name| {
+        std::env::var(name)
+            .ok()
+            .map(|value| format!("{name}={value}"))
+    })
+    .chain(std::env::var_os("HF_TOKEN").map(|_| "HF_TOKEN is set".to_owned()))
+    .collect()
 }

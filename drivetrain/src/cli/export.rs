@@ -56,8 +56,10 @@ fn dtype(text: &str) -> std::result::Result<DType, Error> {
         "f32" => Ok(DType::F32),
         "bf16" => Ok(DType::Bf16),
         "f16" => Ok(DType::F16),
-        other => Err(Error::new(ErrorKind::Config, "export", "not an element type to export")
-            .with("found", other)
-            .with("expected", "f32, bf16 or f16")),
+        other => Err(
+            Error::new(ErrorKind::Config, "export", "not an element type to export")
+                .with("found", other)
+                .with("expected", "f32, bf16 or f16"),
+        ),
     }
 }

@@ -21,13 +21,22 @@ impl Progress {
     /// For a run of so many steps; with `json` each step's record is a line on stdout.
     pub(super) fn new(steps: u64, json: bool) -> Self {
         let watched = std::io::stderr().is_terminal();
-        let bar = if watched { ProgressBar::new(steps) } else { ProgressBar::hidden() };
-        if let Ok(style) = ProgressStyle::with_template(
-            "{bar:30} {pos}/{len} steps  {elapsed} (eta {eta})  {msg}",
-        ) {
+        let bar = if watched {
+            ProgressBar::new(steps)
+        } else {
+            ProgressBar::hidden()
+        };
+        if let Ok(style) =
+            ProgressStyle::with_template("{bar:30} {pos}/{len} steps  {elapsed} (eta {eta})  {msg}")
+        {
             bar.set_style(style);
         }
-        Self { bar, steps, json, watched }
+        Self {
+            bar,
+            steps,
+            json,
+            watched,
+        }
     }
 
     /// Shows a text beside the bar, or as a line.

@@ -4,11 +4,7 @@ use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use drivetrain::{
-    core::{
-        Error, ErrorKind, Result,
-        config::JobSource,
-        files::AtomicFile,
-    },
+    core::{Error, ErrorKind, Result, config::JobSource, files::AtomicFile},
     run::{ScoreOptions, score},
 };
 
@@ -54,7 +50,10 @@ pub(super) fn run(args: &ScoreArgs) -> Result<ExitCode> {
     // JSON is YAML.
     let source = JobSource::text(job.to_string(), "");
     let (job, backend) = super::job::load(&source, &args.overrides)?;
-    let options = ScoreOptions { temperature: job.spec.config.objective.temperature, entropy: true };
+    let options = ScoreOptions {
+        temperature: job.spec.config.objective.temperature,
+        entropy: true,
+    };
     let mut file = AtomicFile::create(&args.out)?;
     let failed = |cause: Box<dyn std::error::Error + Send + Sync>| {
         Error::new(ErrorKind::File, "write_scores", "cannot write the scores")
@@ -69,7 +68,11 @@ pub(super) fn run(args: &ScoreArgs) -> Result<ExitCode> {
     if args.json {
         super::output::json(&serde_json::json!({ "sequences": count, "out": args.out }))?;
     } else {
-        println!("{count} sequences scored under {}: {}", backend.name(), args.out.display());
+        println!(
+            "{count} sequences scored under {}: {}",
+            backend.name(),
+            args.out.display()
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -24,15 +24,19 @@ pub(super) struct TrainArgs {
 
 pub(super) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let (job, backend) = args.job.load(&[])?;
-    let options = Arc::new(TrainOptions { resume: args.resume, ..TrainOptions::default() });
+    let options = Arc::new(TrainOptions {
+        resume: args.resume,
+        ..TrainOptions::default()
+    });
     let mut progress = Progress::new(job.spec.config.steps, args.json);
     stop_on_interrupt(&options)?;
     let summary = train(&job, &*backend, &options, &mut progress)?;
     progress.finish();
     let output = &job.spec.config.output;
-    for (count, what) in
-        [(summary.skipped_sequences, "left out"), (summary.truncated_sequences, "cut")]
-    {
+    for (count, what) in [
+        (summary.skipped_sequences, "left out"),
+        (summary.truncated_sequences, "cut"),
+    ] {
         if count > 0 {
             eprintln!("{count} sequences were {what} for their length");
         }
@@ -40,13 +44,18 @@ pub(super) fn run(args: &TrainArgs) -> Result<ExitCode> {
     if args.json {
         super::output::json(&summary)?;
     } else if summary.stopped {
-        println!("stopped after step {}; continue with --resume", summary.step);
+        println!(
+            "stopped after step {}; continue with --resume",
+            summary.step
+        );
     } else {
         println!(
             "{} steps under {}, last loss {}; model in {}, metrics in {}",
             summary.step,
             backend.name(),
-            summary.last_loss.map_or("-".to_owned(), |l| format!("{l:.4}")),
+            summary
+                .last_loss
+                .map_or("-".to_owned(), |l| format!("{l:.4}")),
             output.join(MODEL).display(),
             output.join(METRICS).display(),
         );
@@ -65,6 +74,11 @@ fn stop_on_interrupt(options: &Arc<TrainOptions>) -> Result<()> {
         options.ask_to_stop();
     })
     .map_err(|cause| {
-        Error::new(ErrorKind::Device, "handle_interrupt", "cannot listen for Ctrl-C").caused_by(cause)
+        Error::new(
+            ErrorKind::Device,
+            "handle_interrupt",
+            "cannot listen for Ctrl-C",
+        )
+        .caused_by(cause)
     })
 }

@@ -115,14 +115,17 @@ pub fn compare(
     )?;
     let dataset = Arc::new(dataset);
     let mut source = dataset.batches(spec.config.batch.global_batch_size, spec.config.seed)?;
-    let batches: Vec<Batch> =
-        (0..options.steps).map(|_| source.next_batch()).collect::<Result<_>>()?;
+    let batches: Vec<Batch> = (0..options.steps)
+        .map(|_| source.next_batch())
+        .collect::<Result<_>>()?;
     let ranks = spec.mesh().world_size();
     let peak_flops = drivetrain_kernels::measure_peak_flops(total_threads(&spec.config, ranks));
     let start = first_weights(job)?;
     let mut runs = Vec::new();
     for (job, backend) in jobs {
-        runs.push(run(&job.spec, &**backend, &*start, &batches, peak_flops, progress)?);
+        runs.push(run(
+            &job.spec, &**backend, &*start, &batches, peak_flops, progress,
+        )?);
     }
     let parity = judge(&spec.model, &spec.config, &batches[0], &runs)?;
     Ok(CompareReport {
@@ -158,7 +161,8 @@ fn run(
         };
         let first = &batches[0];
         let mut evidence = Evidence {
-            log_probs: global_scores(&mut engine, first, &plan(first)?, &mesh, &*world, &request)?.0,
+            log_probs: global_scores(&mut engine, first, &plan(first)?, &mesh, &*world, &request)?
+                .0,
             start: weights(&mut engine, &Weights::Policy)?,
             ..Evidence::default()
         };
@@ -173,12 +177,19 @@ fn run(
             let report = engine.forward_backward(&share, &objective, &totals)?;
             let computed = began.elapsed();
             // Looking at the gradients is not part of the step.
-            let seen = (n < PARITY_STEPS).then(|| gradients(&mut engine)).transpose()?;
+            let seen = (n < PARITY_STEPS)
+                .then(|| gradients(&mut engine))
+                .transpose()?;
             let resumed = Instant::now();
             let optim = engine.optim_step(&StepOptions::default())?;
             world.barrier()?;
             let seconds = (computed + resumed.elapsed()).as_secs_f64();
-            out.push((report.loss, optim.grad_norm, seconds, process_cpu_seconds() - cpu));
+            out.push((
+                report.loss,
+                optim.grad_norm,
+                seconds,
+                process_cpu_seconds() - cpu,
+            ));
             if let Some(gradients) = seen {
                 evidence.steps.push(StepRecord {
                     gradients,
@@ -193,10 +204,16 @@ fn run(
         }
         Ok((out, evidence))
     })?;
-    let peak_memory = peak_resident_bytes().zip(before).map(|(peak, start)| peak.saturating_sub(start));
+    let peak_memory = peak_resident_bytes()
+        .zip(before)
+        .map(|(peak, start)| peak.saturating_sub(start));
     let (steps, evidence) = results.into_iter().next().unwrap_or_default();
     // The steps whose gradients were looked at cost more CPU than a step does.
-    let clean = if steps.len() > PARITY_STEPS + 1 { &steps[PARITY_STEPS..] } else { &steps[..] };
+    let clean = if steps.len() > PARITY_STEPS + 1 {
+        &steps[PARITY_STEPS..]
+    } else {
+        &steps[..]
+    };
     let step_seconds = median(clean.iter().map(|s| s.2));
     let flops = spec.model.train_flops(&batches[0].lengths());
     Ok(BackendRun {

@@ -34,13 +34,20 @@ fn stream(
     for parameter in &parameters {
         let found = checkpoint.shape(&parameter.name, StateSlot::Weight);
         if found.as_ref() != Some(&parameter.shape) {
-            return Err(Error::new(ErrorKind::Checkpoint, "export", "the checkpoint is not of this model")
-                .with("tensor", &parameter.name)
-                .with("expected", format!("{:?}", parameter.shape))
-                .with("found", format!("{found:?}")));
+            return Err(Error::new(
+                ErrorKind::Checkpoint,
+                "export",
+                "the checkpoint is not of this model",
+            )
+            .with("tensor", &parameter.name)
+            .with("expected", format!("{:?}", parameter.shape))
+            .with("found", format!("{found:?}")));
         }
     }
-    sink.begin(&WeightManifest { tensors: parameters.clone(), version: step })?;
+    sink.begin(&WeightManifest {
+        tensors: parameters.clone(),
+        version: step,
+    })?;
     for parameter in &parameters {
         let whole = 0..parameter.num_elements();
         let values = checkpoint.read(&parameter.name, StateSlot::Weight, &[whole])?;

@@ -25,5 +25,8 @@ fn timeout(config: &JobConfig) -> Duration {
 /// Threads that a job's ranks compute with, all together.
 fn total_threads(config: &JobConfig, ranks: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    config.parallel.threads_per_rank.map_or(cores, |t| (t * ranks).min(cores))
+    config
+        .parallel
+        .threads_per_rank
+        .map_or(cores, |t| (t * ranks).min(cores))
 }

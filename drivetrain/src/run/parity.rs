@@ -50,11 +50,16 @@ pub(super) fn judge(
     runs: &[BackendRun],
 ) -> Result<Vec<Parity>> {
     let exact = runs.iter().position(|r| r.backend == "reference");
-    let Some(truth) = runs.get(exact.unwrap_or(0)) else { return Ok(Vec::new()) };
+    let Some(truth) = runs.get(exact.unwrap_or(0)) else {
+        return Ok(Vec::new());
+    };
     let longest = first.lengths().into_iter().max().unwrap_or(0);
-    let magnitude = truth.evidence.log_probs.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-    let mut tolerances =
-        Tolerances::derived(model, config.precision.compute, longest, magnitude);
+    let magnitude = truth
+        .evidence
+        .log_probs
+        .iter()
+        .fold(0.0f64, |m, v| m.max(v.abs()));
+    let mut tolerances = Tolerances::derived(model, config.precision.compute, longest, magnitude);
     if exact.is_none() {
         // Both sides are off by as much.
         tolerances.log_prob *= 2.0;
@@ -116,6 +121,12 @@ fn worst<'a>(
         let found = found.get(name).map_or(none, Vec::as_slice);
         compare(quantity, name, found, values, bound(name))
     });
-    each.reduce(|a, b| if b.share > a.share || b.fault.is_some() && a.fault.is_none() { b } else { a })
-        .unwrap_or_else(|| compare(quantity, "nothing was compared", none, &[0.0], Bound::Exact))
+    each.reduce(|a, b| {
+        if b.share > a.share || b.fault.is_some() && a.fault.is_none() {
+            b
+        } else {
+            a
+        }
+    })
+    .unwrap_or_else(|| compare(quantity, "nothing was compared", none, &[0.0], Bound::Exact))
 }

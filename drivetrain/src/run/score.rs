@@ -45,8 +45,10 @@ pub fn score(
     sink: &mut (dyn FnMut(SequenceScores) -> Result<()> + Send),
 ) -> Result<usize> {
     let spec = &job.spec;
-    let dataset =
-        Arc::new(Dataset::open(&spec.config.data.train, &DatasetOptions::of_job(spec, &job.model_folder))?);
+    let dataset = Arc::new(Dataset::open(
+        &spec.config.data.train,
+        &DatasetOptions::of_job(spec, &job.model_folder),
+    )?);
     let weights = first_weights(job)?;
     let mesh = spec.mesh();
     let sink = Mutex::new(sink);
@@ -61,12 +63,8 @@ pub fn score(
         let limit = MicrobatchLimit::from_config(&spec.config.batch);
         for global in dataset.in_order(spec.config.batch.global_batch_size) {
             let global = global?;
-            let plan = plan_microbatches(
-                &global.lengths(),
-                global.groups(),
-                mesh.data_size(),
-                limit,
-            )?;
+            let plan =
+                plan_microbatches(&global.lengths(), global.groups(), mesh.data_size(), limit)?;
             let (log_probs, entropies) =
                 global_scores(&mut engine, &global, &plan, &mesh, &*world, &request)?;
             if world.rank() == 0 {

@@ -97,16 +97,30 @@ pub fn train(
     let observer = Mutex::new(observer);
 
     let outcomes = run_ranks(ranks, timeout(&spec.config), |world| {
-        let init =
-            if resumed.is_some() { WeightInit::Deferred } else { WeightInit::Source(&*first) };
+        let init = if resumed.is_some() {
+            WeightInit::Deferred
+        } else {
+            WeightInit::Source(&*first)
+        };
         let (mut engine, _) = build_engine(backend, spec, world.clone(), init)?;
-        if objective.requires().columns.iter().any(|c| c == "reference_log_probs") {
+        if objective
+            .requires()
+            .columns
+            .iter()
+            .any(|c| c == "reference_log_probs")
+        {
             engine.import_weights(&Weights::Tag(REFERENCE.to_owned()), &*first)?;
         }
         let data = dataset.batches(spec.config.batch.global_batch_size, spec.config.seed)?;
         let stop = &options.stop;
-        let mut trainer =
-            Trainer::new(spec, engine, &objective, Box::new(data), world.clone(), stop)?;
+        let mut trainer = Trainer::new(
+            spec,
+            engine,
+            &objective,
+            Box::new(data),
+            world.clone(),
+            stop,
+        )?;
         trainer.validation = validation.clone();
         trainer.checkpoints = Some((store.clone(), identity.clone()));
         trainer.peak_flops = Some(peak);
@@ -115,7 +129,10 @@ pub fn train(
         }
         let outcome = if world.rank() == 0 {
             let mut shared = observer.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut tee = Tee { files: &files, observer: &mut **shared };
+            let mut tee = Tee {
+                files: &files,
+                observer: &mut **shared,
+            };
             trainer.run(&mut tee)?
         } else {
             trainer.run(&mut ())?
@@ -130,7 +147,10 @@ pub fn train(
         Outcome::Finished { step } => (step, false),
         Outcome::Stopped { step } => (step, true),
     };
-    let last_loss = *files.last_loss.lock().unwrap_or_else(PoisonError::into_inner);
+    let last_loss = *files
+        .last_loss
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     Ok(TrainSummary {
         step,
         stopped,
@@ -166,25 +186,39 @@ fn checkpoint_to_resume(
 ) -> Result<Option<Checkpoint>> {
     match (store.latest()?, resume) {
         (Some(step), true) => store.open_for(step, identity).map(Some),
-        (None, true) => Err(Error::new(ErrorKind::Checkpoint, "resume", "no complete checkpoint to resume from")
-            .with("folder", store.root().display())
-            .help("leave --resume out to start anew, or point output: at the run to continue")),
+        (None, true) => Err(Error::new(
+            ErrorKind::Checkpoint,
+            "resume",
+            "no complete checkpoint to resume from",
+        )
+        .with("folder", store.root().display())
+        .help("leave --resume out to start anew, or point output: at the run to continue")),
         (None, false) if !output.join(METRICS).exists() => Ok(None),
         (found, false) => {
-            let found = found.map_or("its metrics".to_owned(), |step| format!("a checkpoint of step {step}"));
-            Err(Error::new(ErrorKind::File, "start", "the output folder holds another run")
-                .with("folder", output.display())
-                .with("found", found)
-                .help("add --resume to continue it, or choose another output"))
+            let found = found.map_or("its metrics".to_owned(), |step| {
+                format!("a checkpoint of step {step}")
+            });
+            Err(Error::new(
+                ErrorKind::File,
+                "start",
+                "the output folder holds another run",
+            )
+            .with("folder", output.display())
+            .with("found", found)
+            .help("add --resume to continue it, or choose another output"))
         }
     }
 }
 
 fn prepare_output(spec: &JobSpec, output: &Path) -> Result<()> {
     let failed = |cause: std::io::Error| {
-        Error::new(ErrorKind::File, "prepare_output", "cannot write to the output folder")
-            .with("folder", output.display())
-            .caused_by(cause)
+        Error::new(
+            ErrorKind::File,
+            "prepare_output",
+            "cannot write to the output folder",
+        )
+        .with("folder", output.display())
+        .caused_by(cause)
     };
     std::fs::create_dir_all(output).map_err(failed)?;
     std::fs::write(output.join("job.yaml"), spec.config.to_yaml()).map_err(failed)
@@ -192,7 +226,7 @@ fn prepare_output(spec: &JobSpec, output: &Path) -> Result<()> {
 
 fn export(job: &LoadedJob, engine: &mut dyn Engine, world: &dyn Communicator) -> Result<()> {
     if world.rank() != 0 {
-        return engine.export_weights(&Weights::Policy, &mut DiscardingSink::default());
+        return engine.export_weights(&Weights::Policy, &mut DiscardingSink);
     }
     let spec = &job.spec;
     let options = HfWriterOptions {
@@ -218,14 +252,22 @@ struct Tee<'a> {
 
 impl Tee<'_> {
     fn write(&self, value: &impl serde::Serialize) -> Result<()> {
-        self.files.metrics.lock().unwrap_or_else(PoisonError::into_inner).write(value)
+        self.files
+            .metrics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .write(value)
     }
 }
 
 impl Observer for Tee<'_> {
     fn on_step(&mut self, record: &StepRecord) -> Result<()> {
         self.write(record)?;
-        *self.files.last_loss.lock().unwrap_or_else(PoisonError::into_inner) = Some(record.loss);
+        *self
+            .files
+            .last_loss
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(record.loss);
         self.observer.on_step(record)
     }
 

@@ -17,8 +17,16 @@ fn damaged(job: &Job, damage: impl FnOnce(&Path)) -> String {
 
 fn untouched(job: &Job) {
     assert!(!job.path("run/model").exists() && !job.path("run/checkpoints").exists());
-    let left: Vec<_> = std::fs::read_dir(job.path(".")).unwrap().flatten().map(|e| e.file_name()).collect();
-    assert!(left.iter().all(|n| !n.to_string_lossy().starts_with(".tmp")), "{left:?}");
+    let left: Vec<_> = std::fs::read_dir(job.path("."))
+        .unwrap()
+        .flatten()
+        .map(|e| e.file_name())
+        .collect();
+    assert!(
+        left.iter()
+            .all(|n| !n.to_string_lossy().starts_with(".tmp")),
+        "{left:?}"
+    );
 }
 
 #[test]
@@ -29,7 +37,9 @@ fn truncated_weights() {
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
     });
-    job.run(&["train", "job.yaml", "--set", &model]).exits(3).says(&["model.safetensors"]);
+    job.run(&["train", "job.yaml", "--set", &model])
+        .exits(3)
+        .says(&["model.safetensors"]);
     untouched(&job);
 }
 
@@ -39,7 +49,9 @@ fn a_hostile_header_length() {
     let model = damaged(&job, |folder| {
         std::fs::write(folder.join("model.safetensors"), u64::MAX.to_le_bytes()).unwrap();
     });
-    job.run(&["train", "job.yaml", "--set", &model]).exits(3).says(&["model.safetensors"]);
+    job.run(&["train", "job.yaml", "--set", &model])
+        .exits(3)
+        .says(&["model.safetensors"]);
     untouched(&job);
 }
 
@@ -54,7 +66,9 @@ fn a_missing_shard() {
         )
         .unwrap();
     });
-    job.run(&["train", "job.yaml", "--set", &model]).exits(3).says(&["model-00001-of-00002.safetensors"]);
+    job.run(&["train", "job.yaml", "--set", &model])
+        .exits(3)
+        .says(&["model-00001-of-00002.safetensors"]);
     untouched(&job);
 }
 
@@ -62,9 +76,15 @@ fn a_missing_shard() {
 fn an_unsupported_family() {
     let job = Job::new();
     let model = damaged(&job, |folder| {
-        std::fs::write(folder.join("config.json"), r#"{"model_type": "gpt2", "vocab_size": 9}"#).unwrap();
+        std::fs::write(
+            folder.join("config.json"),
+            r#"{"model_type": "gpt2", "vocab_size": 9}"#,
+        )
+        .unwrap();
     });
-    job.run(&["train", "job.yaml", "--set", &model]).exits(2).says(&["gpt2", "config.json"]);
+    job.run(&["train", "job.yaml", "--set", &model])
+        .exits(2)
+        .says(&["gpt2", "config.json"]);
     untouched(&job);
 }
 
@@ -72,15 +92,22 @@ fn an_unsupported_family() {
 fn an_empty_data_file() {
     let job = Job::new();
     job.write("data.jsonl", "");
-    job.run(&["train", "job.yaml"]).exits(3).says(&["data.jsonl"]);
+    job.run(&["train", "job.yaml"])
+        .exits(3)
+        .says(&["data.jsonl"]);
     untouched(&job);
 }
 
 #[test]
 fn a_token_outside_the_vocabulary() {
     let job = Job::new();
-    job.write("data.jsonl", "{\"tokens\": [1, 2, 3]}\n{\"tokens\": [1, 256, 3]}\n");
-    job.run(&["train", "job.yaml"]).exits(3).says(&["data.jsonl", "256", "2"]);
+    job.write(
+        "data.jsonl",
+        "{\"tokens\": [1, 2, 3]}\n{\"tokens\": [1, 256, 3]}\n",
+    );
+    job.run(&["train", "job.yaml"])
+        .exits(3)
+        .says(&["data.jsonl", "256", "2"]);
     untouched(&job);
 }
 
@@ -88,20 +115,36 @@ fn a_token_outside_the_vocabulary() {
 fn a_sequence_over_the_limit() {
     let job = Job::new();
     let long: Vec<usize> = (0..129).map(|t| t % 256).collect();
-    job.write("data.jsonl", &format!("{{\"tokens\": [1, 2, 3]}}\n{{\"tokens\": {long:?}}}\n"));
-    job.run(&["train", "job.yaml"]).exits(3).says(&["data.jsonl", "129", "128"]);
+    job.write(
+        "data.jsonl",
+        &format!("{{\"tokens\": [1, 2, 3]}}\n{{\"tokens\": {long:?}}}\n"),
+    );
+    job.run(&["train", "job.yaml"])
+        .exits(3)
+        .says(&["data.jsonl", "129", "128"]);
     untouched(&job);
-    job.run(&["train", "job.yaml", "--set", "data.overlong=truncate"]).exits(0).says(&["1 sequences were cut"]);
+    job.run(&["train", "job.yaml", "--set", "data.overlong=truncate"])
+        .exits(0)
+        .says(&["1 sequences were cut"]);
 }
 
 #[test]
 fn an_output_that_cannot_be_written() {
     let job = Job::new();
     job.write("file", "");
-    job.run(&["train", "job.yaml", "--set", "output=file/run"]).exits(3).says(&["file/run"]);
+    job.run(&["train", "job.yaml", "--set", "output=file/run"])
+        .exits(3)
+        .says(&["file/run"]);
     job.run(&[
-        "score", "--model", &golden("llama_mha").display().to_string(), "--backend",
-        crate::support::engines()[0], "--data", "data.jsonl", "--out", "file/scores.jsonl",
+        "score",
+        "--model",
+        &golden("llama_mha").display().to_string(),
+        "--backend",
+        crate::support::engines()[0],
+        "--data",
+        "data.jsonl",
+        "--out",
+        "file/scores.jsonl",
     ])
     .exits(3)
     .says(&["file/scores.jsonl"]);
@@ -110,9 +153,13 @@ fn an_output_that_cannot_be_written() {
 #[test]
 fn a_job_that_is_not_there_and_one_that_is_not_yaml() {
     let job = Job::new();
-    job.run(&["train", "absent.yaml"]).exits(2).says(&["absent.yaml"]);
+    job.run(&["train", "absent.yaml"])
+        .exits(2)
+        .says(&["absent.yaml"]);
     job.write("broken.yaml", "model: [1, 2\nsteps: }");
-    job.run(&["check", "broken.yaml"]).exits(2).says(&["CFG-00"]);
+    job.run(&["check", "broken.yaml"])
+        .exits(2)
+        .says(&["CFG-00"]);
     job.run(&["train"]).exits(2);
     job.run(&["fly"]).exits(2);
 }

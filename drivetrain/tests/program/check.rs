@@ -22,7 +22,10 @@ fn every_fault_is_reported_at_once() {
         .map(|d| {
             assert!(!d["remedy"].as_str().unwrap().is_empty(), "{d}");
             assert!(!d["rule"].as_str().unwrap().is_empty(), "{d}");
-            (d["line"].as_u64().unwrap(), d["path"].as_str().unwrap().to_owned())
+            (
+                d["line"].as_u64().unwrap(),
+                d["path"].as_str().unwrap().to_owned(),
+            )
         })
         .collect();
     let expected = [
@@ -33,13 +36,23 @@ fn every_fault_is_reported_at_once() {
         (13, "objective.temperature"),
     ];
     assert_eq!(found, expected.map(|(line, path)| (line, path.to_owned())));
-    job.run(&["check", "bad.yaml"]).exits(2).says(&["megatron", "learning_rate", "line 13"]);
+    job.run(&["check", "bad.yaml"])
+        .exits(2)
+        .says(&["megatron", "learning_rate", "line 13"]);
 }
 
 #[test]
 fn a_sound_job_shows_its_plan() {
     let job = Job::new();
-    let ran = job.run(&["check", "job.yaml", "--set", "parallel.data_parallel_size=2", "--json"]).exits(0);
+    let ran = job
+        .run(&[
+            "check",
+            "job.yaml",
+            "--set",
+            "parallel.data_parallel_size=2",
+            "--json",
+        ])
+        .exits(0);
     let result: serde_json::Value = serde_json::from_str(&ran.stdout()).unwrap();
     assert_eq!(result["plan"]["mesh"]["data_shard"], 2);
     assert!(!result["plan"]["parameters"].as_array().unwrap().is_empty());
@@ -51,8 +64,12 @@ fn a_sound_job_shows_its_plan() {
 fn doctor_lists_every_backend() {
     let ran = Job::new().run(&["doctor", "--json"]).exits(0);
     let result: serde_json::Value = serde_json::from_str(&ran.stdout()).unwrap();
-    let names: Vec<&str> =
-        result["backends"].as_array().unwrap().iter().map(|b| b["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = result["backends"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|b| b["name"].as_str().unwrap())
+        .collect();
     let mut expected = crate::support::engines();
     expected.push("reference");
     assert_eq!(names, expected);

@@ -3,9 +3,21 @@ use crate::support::{Job, engines};
 #[test]
 fn engines_agree_and_the_report_says_so() {
     let job = Job::new();
-    let backends = engines().into_iter().chain(["reference"]).collect::<Vec<_>>().join(",");
+    let backends = engines()
+        .into_iter()
+        .chain(["reference"])
+        .collect::<Vec<_>>()
+        .join(",");
     let ran = job
-        .run(&["compare", "job.yaml", "--backends", &backends, "--steps", "4", "--json"])
+        .run(&[
+            "compare",
+            "job.yaml",
+            "--backends",
+            &backends,
+            "--steps",
+            "4",
+            "--json",
+        ])
         .exits(0);
     let result: serde_json::Value = serde_json::from_str(&ran.stdout()).unwrap();
     assert_eq!(result["parity"].as_array().unwrap().len(), engines().len());
@@ -32,10 +44,22 @@ fn disagreement_is_exit_4() {
     let backends = format!("{},reference", engines()[0]);
     // bf16 against f64 under f32's tolerance cannot agree, where the engine computes in it.
     let ran = job.run(&[
-        "compare", "job.yaml", "--backends", &backends, "--steps", "2", "--set",
-        "optimizer.epsilon=1e-30", "--set", "optimizer.learning_rate=10.0",
+        "compare",
+        "job.yaml",
+        "--backends",
+        &backends,
+        "--steps",
+        "2",
+        "--set",
+        "optimizer.epsilon=1e-30",
+        "--set",
+        "optimizer.learning_rate=10.0",
     ]);
     // Whatever the verdict is at such a rate, it is a verdict and not a fault of another kind.
-    let code = if ran.stdout().contains("DISAGREE") { 4 } else { 0 };
+    let code = if ran.stdout().contains("DISAGREE") {
+        4
+    } else {
+        0
+    };
     ran.exits(code);
 }

@@ -6,7 +6,12 @@ fn scores(job: &Job, file: &str) -> Vec<(Vec<f64>, Vec<f64>)> {
         .map(|line| {
             let value: serde_json::Value = serde_json::from_str(line).unwrap();
             let numbers = |key: &str| {
-                value[key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+                value[key]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|v| v.as_f64().unwrap())
+                    .collect()
             };
             (numbers("log_probs"), numbers("entropy"))
         })
@@ -26,8 +31,19 @@ fn scores_are_the_same_under_every_engine_and_cut() {
             }
             let ranks = format!("parallel.data_parallel_size={ranks}");
             let mut arguments = vec![
-                "score", "--model", &model, "--backend", engine, "--data", "data.jsonl", "--out",
-                "scores.jsonl", "--batch-size", batch, "--set", &ranks,
+                "score",
+                "--model",
+                &model,
+                "--backend",
+                engine,
+                "--data",
+                "data.jsonl",
+                "--out",
+                "scores.jsonl",
+                "--batch-size",
+                batch,
+                "--set",
+                &ranks,
             ];
             if engine == "reference" {
                 arguments.extend(["--set", "precision.compute=f64"]);
@@ -49,7 +65,10 @@ fn scores_are_the_same_under_every_engine_and_cut() {
         }
     }
     let lengths: Vec<usize> = truth.iter().map(|t| t.0.len()).collect();
-    assert_eq!(lengths, (0..12).map(|i| 3 + (i * 7) % 18).collect::<Vec<_>>());
+    assert_eq!(
+        lengths,
+        (0..12).map(|i| 3 + (i * 7) % 18).collect::<Vec<_>>()
+    );
 }
 
 #[test]
@@ -58,8 +77,17 @@ fn temperature_divides_the_logits_of_both() {
     let model = golden("llama_mha").display().to_string();
     let run = |temperature: &str, out: &str| {
         job.run(&[
-            "score", "--model", &model, "--backend", engines()[0], "--data", "data.jsonl", "--out", out,
-            "--temperature", temperature,
+            "score",
+            "--model",
+            &model,
+            "--backend",
+            engines()[0],
+            "--data",
+            "data.jsonl",
+            "--out",
+            out,
+            "--temperature",
+            temperature,
         ])
     };
     run("1", "one.jsonl").exits(0);

@@ -16,13 +16,18 @@ pub(crate) fn engines() -> Vec<&'static str> {
     if cfg!(feature = "megatron") {
         engines.push("megatron");
     }
-    assert!(!engines.is_empty(), "a build without an engine tests nothing");
+    assert!(
+        !engines.is_empty(),
+        "a build without an engine tests nothing"
+    );
     engines
 }
 
 /// A Hugging Face folder of the golden set.
 pub(crate) fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/golden").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../conformance/golden")
+        .join(name)
 }
 
 /// A temporary folder with data and a job.
@@ -36,7 +41,9 @@ impl Job {
         let folder = tempfile::tempdir().unwrap();
         let lines: Vec<String> = (0..12usize)
             .map(|i| {
-                let tokens: Vec<usize> = (0..3 + (i * 7) % 18).map(|t| (i * 31 + t * 17) % 256).collect();
+                let tokens: Vec<usize> = (0..3 + (i * 7) % 18)
+                    .map(|t| (i * 31 + t * 17) % 256)
+                    .collect();
                 let mask: Vec<u8> = (0..tokens.len()).map(|t| u8::from(t > 1)).collect();
                 format!(r#"{{"tokens": {tokens:?}, "loss_mask": {mask:?}}}"#)
             })
