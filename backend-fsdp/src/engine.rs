@@ -87,6 +87,12 @@ impl FsdpEngine {
         })
     }
 
+    /// Counts the units that are gathered.
+    #[cfg(test)]
+    pub(crate) fn residents(&self) -> &crate::sharding::Residents {
+        self.group.residents()
+    }
+
     /// Every micro-batch forward and backward. A rank whose data or objective is at fault goes on with empty
     /// micro-batches, so that the others do not wait for it; at the end all ranks agree.
     fn accumulate(

@@ -20,6 +20,8 @@ mod options;
 mod plan;
 mod sharding;
 mod shim;
+#[cfg(test)]
+mod tests;
 mod units;
 mod weights;
 

@@ -243,3 +243,151 @@ impl Chunk {
         Ok(d_logits)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::shim;
+
+    const OPTIONS: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+    fn wave(shape: &[i64], frequency: f64, scale: f64) -> Tensor {
+        let len = shape.iter().product::<i64>();
+        ((Tensor::arange(len, OPTIONS) * frequency).sin() * scale).view(shape)
+    }
+
+    fn column(values: &Tensor) -> Vec<f64> {
+        Vec::<f64>::try_from(values.to_kind(Kind::Double).flatten(0, -1)).unwrap()
+    }
+
+    fn assert_close(found: &[f64], truth: &[f64], tolerance: f64, what: &str) {
+        assert_eq!(found.len(), truth.len(), "{what}");
+        let scale = truth.iter().fold(1.0f64, |a, b| a.max(b.abs()));
+        for (f, t) in found.iter().zip(truth) {
+            assert!((f - t).abs() <= tolerance * scale, "{what}: {f} for {t}");
+        }
+    }
+
+    /// Scores and gradients of the head in chunks, against autograd over all rows at once in f64.
+    fn check(entropy: bool, at: bool, temperature: f64, budget_bytes: u64) {
+        let _no_grad = tch::no_grad_guard();
+        let (s, d, v, k) = (7, 5, 11, 2);
+        let hidden = wave(&[s, d], 1.3, 1.0);
+        let weight = wave(&[v, d], 0.7, 2.0);
+        let tokens = (Tensor::arange(s, (Kind::Int64, Device::Cpu)) * 3).remainder(v);
+        let ids = (Tensor::arange(s * k, (Kind::Int64, Device::Cpu)) * 5).remainder(v);
+        let targets = Targets {
+            tokens: tokens.view([s, 1]),
+            at: at.then(|| ids.view([s, k])),
+        };
+        let gradients = TokenGradients {
+            log_probs: wave(&[s, 1], 2.1, 1.0),
+            entropy: entropy.then(|| wave(&[s, 1], 1.7, 1.0)),
+            log_probs_at: at.then(|| wave(&[s, k], 0.9, 1.0)),
+        };
+        let head = Head {
+            weight: &weight,
+            temperature,
+            budget_bytes,
+            entropy,
+        };
+        let mut d_weight = Tensor::zeros([v, d], OPTIONS);
+        let (scores, d_hidden) = head
+            .backward(&hidden, &targets, &gradients, &mut d_weight)
+            .unwrap();
+        let alone = head.score(&hidden, &targets).unwrap();
+        assert_eq!(alone.log_probs, scores.log_probs);
+
+        let leaf = |x: &Tensor| x.to_kind(Kind::Double).set_requires_grad(true);
+        let (hidden, weight) = (leaf(&hidden), leaf(&weight));
+        let (truth, loss) = tch::with_grad(|| {
+            let logits = hidden.matmul(&weight.tr()) / temperature;
+            let log_p = logits.log_softmax(-1, Kind::Double);
+            let log_probs = log_p.gather(-1, &targets.tokens, false);
+            let mut loss = (&log_probs * &gradients.log_probs).sum(Kind::Double);
+            let entropies = -(log_p.exp() * &log_p).sum_dim_intlist(-1, true, Kind::Double);
+            if let Some(d) = &gradients.entropy {
+                loss += (&entropies * d).sum(Kind::Double);
+            }
+            let log_probs_at = targets.at.as_ref().map(|ids| log_p.gather(-1, ids, false));
+            if let (Some(x), Some(d)) = (&log_probs_at, &gradients.log_probs_at) {
+                loss += (x * d).sum(Kind::Double);
+            }
+            ((log_probs, entropies, log_probs_at), loss)
+        });
+        let one = Tensor::ones_like(&loss);
+        let exact = shim::gradients(&loss, &[&hidden, &weight], &one).unwrap();
+        assert_close(&scores.log_probs, &column(&truth.0), 1e-6, "log_probs");
+        assert_eq!(scores.entropy.is_some(), entropy);
+        if let Some(found) = &scores.entropy {
+            assert_close(found, &column(&truth.1), 1e-6, "entropy");
+        }
+        assert_eq!(scores.log_probs_at.is_some(), at);
+        if let (Some(found), Some(truth)) = (&scores.log_probs_at, &truth.2) {
+            assert_close(found, &column(truth), 1e-6, "log_probs_at");
+        }
+        assert_close(&column(&d_hidden), &column(&exact[0]), 2e-6, "d_hidden");
+        assert_close(&column(&d_weight), &column(&exact[1]), 2e-6, "d_weight");
+    }
+
+    #[test]
+    fn scores_and_gradients_are_autograd_s_whatever_the_chunk() {
+        for (entropy, at) in [(false, false), (true, false), (false, true), (true, true)] {
+            for temperature in [1.0, 0.5] {
+                for budget in [0, 2 * 11 * 4 * 3, 1 << 20] {
+                    check(entropy, at, temperature, budget);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_stay_within_the_budget_and_cover_every_row() {
+        let weight = Tensor::zeros([100, 2], OPTIONS);
+        for (entropy, buffers) in [(false, 1), (true, 2)] {
+            for budget_bytes in [400, 1000, 4096, 1 << 20] {
+                let head = Head {
+                    weight: &weight,
+                    temperature: 1.0,
+                    budget_bytes,
+                    entropy,
+                };
+                let chunks: Vec<_> = head.chunks(37).collect();
+                let mut next = 0;
+                for (start, len) in chunks {
+                    assert_eq!(start, next);
+                    next += len;
+                    let bytes = (len * 100 * 4 * buffers) as u64;
+                    assert!(
+                        bytes <= budget_bytes || len == 1,
+                        "{len} rows in {budget_bytes}"
+                    );
+                }
+                assert_eq!(next, 37);
+            }
+        }
+    }
+
+    #[test]
+    fn uniform_logits_have_the_entropy_of_the_vocabulary() {
+        let (weight, hidden) = (
+            Tensor::zeros([97, 3], OPTIONS),
+            Tensor::ones([2, 3], OPTIONS),
+        );
+        let head = Head {
+            weight: &weight,
+            temperature: 1.0,
+            budget_bytes: 1 << 20,
+            entropy: true,
+        };
+        let targets = Targets {
+            tokens: Tensor::zeros([2, 1], (Kind::Int64, Device::Cpu)),
+            at: None,
+        };
+        let scores = head.score(&hidden, &targets).unwrap();
+        assert_close(&scores.entropy.unwrap(), &[4.574711; 2], 1e-6, "entropy");
+        assert_close(&scores.log_probs, &[-4.574711; 2], 1e-6, "log_probs");
+    }
+}

@@ -24,12 +24,20 @@ pub(crate) struct Residents {
 }
 
 impl Residents {
+    /// Units gathered now.
+    #[cfg(test)]
+    pub(crate) fn units(&self) -> usize {
+        self.units.load(Ordering::Relaxed)
+    }
+
     /// The most units gathered at once.
+    #[cfg(test)]
     pub(crate) fn peak_units(&self) -> usize {
         self.peak_units.load(Ordering::Relaxed)
     }
 
     /// The most bytes gathered at once.
+    #[cfg(test)]
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::Relaxed)
     }

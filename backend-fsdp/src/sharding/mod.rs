@@ -9,7 +9,9 @@ mod group;
 mod layout;
 mod unit;
 
-pub(crate) use gathered::{Gathered, Residents};
+pub(crate) use gathered::Gathered;
+#[cfg(test)]
+pub(crate) use gathered::Residents;
 pub(crate) use group::ShardGroup;
 pub(crate) use layout::UnitLayout;
 pub(crate) use unit::Unit;

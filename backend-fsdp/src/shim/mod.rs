@@ -8,7 +8,7 @@ use tch::{TchError, Tensor};
 use crate::error::Torch;
 
 #[cxx::bridge]
-#[allow(clippy::missing_safety_doc)]
+#[allow(unreachable_pub, clippy::missing_safety_doc)]
 mod ffi {
     #[namespace = "at"]
     unsafe extern "C++" {

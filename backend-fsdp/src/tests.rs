@@ -1,0 +1,196 @@
+//! What only this engine promises: how much is gathered at once, and that a rank at fault holds nobody up.
+
+use std::time::{Duration, Instant};
+
+use drivetrain_conformance::fixture;
+use drivetrain_core::{
+    Error, ErrorKind, Result,
+    batch::{Batch, BatchBuilder, BatchTotals},
+    config::{JobConfig, JobSpec},
+    engine::{Backend, Engine, ScoreRequest, StepOptions, WeightInit},
+    launch::run_ranks,
+    model::{Family, ModelSpec},
+    objective::{Nll, Objective, ObjectiveValue, TokenOutputs},
+    plan::TrainPlan,
+};
+
+use crate::{Fsdp, engine::FsdpEngine, options::Options};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn plan(model: ModelSpec, num_ranks: usize) -> TrainPlan {
+    let config: JobConfig = serde_json::from_value(serde_json::json!({
+        "model": "fixture", "backend": "fsdp", "steps": 3, "output": "unused",
+        "data": {"train": "unused"}, "batch": {"global_batch_size": 4},
+        "parallel": {"data_parallel_size": num_ranks, "threads_per_rank": 1},
+        "logits_budget_bytes": 65536,
+    }))
+    .unwrap();
+    Fsdp.plan(&JobSpec { config, model }).unwrap()
+}
+
+fn share(model: &ModelSpec, rank: usize) -> Batch {
+    let mut batch = BatchBuilder::new();
+    for length in [7, 5] {
+        let tokens = (0..length).map(|i| (i * 31 + rank as u32 * 7) % model.vocab_size as u32);
+        batch.push(&tokens.collect::<Vec<_>>(), None).unwrap();
+    }
+    batch
+        .build()
+        .unwrap()
+        .with_microbatches(vec![0, 1, 2])
+        .unwrap()
+}
+
+fn totals() -> BatchTotals {
+    BatchTotals {
+        tokens: 20,
+        sequences: 4,
+        ..BatchTotals::default()
+    }
+}
+
+/// One step of each of two ranks; what `look` sees in the engine after it.
+fn step<T: Send>(options: Options, look: impl Fn(&FsdpEngine) -> T + Sync) -> Vec<T> {
+    let model = fixture::dense(Family::Llama, 6);
+    let plan = plan(model.clone(), 2);
+    run_ranks(2, TIMEOUT, |world| {
+        let batch = share(&model, world.rank());
+        let mut engine = FsdpEngine::new(&plan, options, world, WeightInit::Seed(5))?;
+        engine.forward_backward(&batch, &Nll::default(), &totals())?;
+        engine.forward(&batch, &ScoreRequest::default())?;
+        engine.optim_step(&StepOptions::default())?;
+        Ok(look(&engine))
+    })
+    .unwrap()
+}
+
+#[test]
+fn at_most_the_root_and_two_blocks_are_gathered_at_once() {
+    let model = fixture::dense(Family::Llama, 6);
+    let bytes = |layer: Option<usize>| {
+        let specs = model.parameters();
+        let of = specs.iter().filter(|s| s.layer == layer);
+        4 * of.map(|s| s.num_elements() as u64).sum::<u64>()
+    };
+    for (units, peak_bytes, now) in step(Options::default(), |engine| {
+        let residents = engine.residents();
+        (
+            residents.peak_units(),
+            residents.peak_bytes(),
+            residents.units(),
+        )
+    }) {
+        assert!((2..=3).contains(&units), "{units}");
+        assert!(
+            peak_bytes <= bytes(None) + 2 * bytes(Some(0)),
+            "{peak_bytes}"
+        );
+        assert_eq!(now, 0, "gathered units outlive the step");
+    }
+}
+
+#[test]
+fn without_resharding_every_block_stays_gathered_until_its_backward() {
+    let options = Options {
+        reshard_after_forward: false,
+    };
+    for units in step(options, |engine| engine.residents().peak_units()) {
+        assert_eq!(units, 7);
+    }
+}
+
+#[derive(Debug)]
+struct FailsOnRank(usize);
+
+impl Objective for FailsOnRank {
+    fn name(&self) -> &str {
+        "fails"
+    }
+
+    fn evaluate(
+        &self,
+        microbatch: &Batch,
+        outputs: &TokenOutputs,
+        totals: &BatchTotals,
+    ) -> Result<ObjectiveValue> {
+        match self.0 {
+            1 => Err(Error::new(
+                ErrorKind::NonFinite,
+                "evaluate",
+                "a NaN in a scored slot",
+            )),
+            _ => Nll::default().evaluate(microbatch, outputs, totals),
+        }
+    }
+}
+
+#[test]
+fn a_rank_at_fault_drops_the_step_on_all_at_once() {
+    let model = fixture::dense(Family::Llama, 2);
+    let plan = plan(model.clone(), 2);
+    let started = Instant::now();
+    let kinds = run_ranks(2, TIMEOUT, |world| {
+        let rank = world.rank();
+        let batch = share(&model, rank);
+        let mut engine = FsdpEngine::new(&plan, Options::default(), world, WeightInit::Seed(5))?;
+        let outcome = engine.forward_backward(&batch, &FailsOnRank(rank), &totals());
+        let first = outcome.unwrap_err().kind();
+        assert_eq!(engine.memory().gradients, 0, "the open step is dropped");
+        // The next step is none the worse.
+        engine.forward_backward(&batch, &Nll::default(), &totals())?;
+        let report = engine.optim_step(&StepOptions::default())?;
+        assert_eq!((report.step, report.skipped), (1, false));
+        Ok(first)
+    })
+    .unwrap();
+    assert_eq!(kinds, [ErrorKind::RankLost, ErrorKind::NonFinite]);
+    assert!(started.elapsed() < TIMEOUT / 2);
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_is_named_by_its_place() {
+    let model = fixture::dense(Family::Llama, 2);
+    let plan = plan(model.clone(), 2);
+    let error = run_ranks(2, TIMEOUT, |world| {
+        let mut batch = BatchBuilder::new();
+        batch.push(&[1, 2, 3], None)?;
+        let stray = if world.rank() == 1 {
+            model.vocab_size as u32
+        } else {
+            4
+        };
+        batch.push(&[1, stray], None)?;
+        let mut engine = FsdpEngine::new(&plan, Options::default(), world, WeightInit::Seed(5))?;
+        engine.forward_backward(&batch.build()?, &Nll::default(), &totals())
+    })
+    .unwrap_err();
+    if error.kind() == ErrorKind::Data {
+        assert_eq!(
+            (error.context("sequence"), error.context("position")),
+            (Some("1"), Some("1"))
+        );
+    } else {
+        assert_eq!(error.kind(), ErrorKind::RankLost, "{error}");
+    }
+}
+
+#[test]
+fn check_reports_every_fault_of_a_job_at_once() {
+    let mut model = fixture::dense(Family::Llama, 2);
+    model.head_dim = 7;
+    let mut config = plan(fixture::dense(Family::Llama, 2), 1).config;
+    config.precision.reduce = drivetrain_core::DType::Bf16;
+    config.precision.export = Some(drivetrain_core::DType::I32);
+    config.logits_budget_bytes = 8;
+    let options = serde_json::json!({"reshard": true});
+    config
+        .backends
+        .insert("fsdp".to_owned(), options.as_object().unwrap().clone());
+    let faults = Fsdp.check(&JobSpec { config, model });
+    let rules: Vec<_> = faults.iter().map(|f| f.rule).collect();
+    assert_eq!(
+        rules,
+        ["FSDP-01", "FSDP-02", "FSDP-03", "FSDP-04", "FSDP-07"]
+    );
+}
