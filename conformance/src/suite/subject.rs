@@ -103,6 +103,9 @@ impl Subject {
             "output": "conformance",
             "data": {"train": "conformance.jsonl"},
             "batch": {"global_batch_size": 4},
+            // Cases run side by side, and some libraries keep the number of threads for the whole process: with one
+            // thread each, bits cannot depend on the neighbours.
+            "parallel": {"threads_per_rank": 1},
         }))
         .expect("these keys are the required ones of a job");
         config.precision.compute = self.compute();
