@@ -123,8 +123,11 @@ pub fn compare(
     let start = first_weights(job)?;
     let mut runs = Vec::new();
     for (job, backend) in jobs {
+        let mut spec = job.spec.clone();
+        // Masters are compared, not what an export would round them to.
+        spec.config.precision.export = Some(spec.config.precision.compute);
         runs.push(run(
-            &job.spec, &**backend, &*start, &batches, peak_flops, progress,
+            &spec, &**backend, &*start, &batches, peak_flops, progress,
         )?);
     }
     let parity = judge(&spec.model, &spec.config, &batches[0], &runs)?;
