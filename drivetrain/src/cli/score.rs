@@ -37,12 +37,12 @@ pub(super) struct ScoreArgs {
 }
 
 pub(super) fn run(args: &ScoreArgs) -> Result<ExitCode> {
-    let parent = args.out.parent().map(PathBuf::from).unwrap_or_default();
     let job = serde_json::json!({
         "model": args.model,
         "backend": args.backend,
         "steps": 1,
-        "output": parent,
+        // Required of a job; scoring writes nothing there.
+        "output": ".",
         "data": { "train": args.data, "shuffle": false },
         "batch": { "global_batch_size": args.batch_size },
         "objective": { "temperature": args.temperature },

@@ -133,8 +133,8 @@ fn an_output_that_cannot_be_written() {
     let job = Job::new();
     job.write("file", "");
     job.run(&["train", "job.yaml", "--set", "output=file/run"])
-        .exits(3)
-        .says(&["file/run"]);
+        .exits(2)
+        .says(&["OUT-01", "file"]);
     job.run(&[
         "score",
         "--model",

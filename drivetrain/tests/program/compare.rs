@@ -36,30 +36,47 @@ fn engines_agree_and_the_report_says_so() {
     assert!(page.contains("The engines agree") && page.matches("<svg").count() == 2);
 }
 
-/// Parity that fails is exit 4: here the second engine is given another optimizer through its own options'
-/// door, the only thing that differs being what a defect would change.
+/// An engine that decays 1-D parameters against the job's word disagrees, and is named.
 #[test]
-fn disagreement_is_exit_4() {
-    let job = Job::new();
-    let backends = format!("{},reference", engines()[0]);
-    // bf16 against f64 under f32's tolerance cannot agree, where the engine computes in it.
-    let ran = job.run(&[
-        "compare",
-        "job.yaml",
-        "--backends",
-        &backends,
-        "--steps",
-        "2",
-        "--set",
-        "optimizer.epsilon=1e-30",
-        "--set",
-        "optimizer.learning_rate=10.0",
-    ]);
-    // Whatever the verdict is at such a rate, it is a verdict and not a fault of another kind.
-    let code = if ran.stdout().contains("DISAGREE") {
-        4
-    } else {
-        0
+fn a_defect_is_a_disagreement() {
+    use std::sync::Arc;
+
+    use drivetrain::{
+        backend,
+        core::{
+            config::{JobSource, load_job},
+            model::LocalModels,
+        },
+        run::{CompareOptions, compare},
     };
-    ran.exits(code);
+
+    let job = Job::new();
+    let backend = backend("reference").unwrap();
+    let load = |decay_1d: bool| {
+        let overrides = [
+            "backend=reference".to_owned(),
+            "precision.compute=f64".to_owned(),
+            format!("optimizer.decay_1d={decay_1d}"),
+        ];
+        let source = JobSource::read(&job.path("job.yaml")).unwrap();
+        load_job(&source, &overrides, &[&*backend], &LocalModels).unwrap()
+    };
+    let run = |second: bool| {
+        let jobs = [
+            (load(false), Arc::clone(&backend)),
+            (load(second), Arc::clone(&backend)),
+        ];
+        compare(&jobs, &CompareOptions { steps: 2 }, &|_, _, _| {}).unwrap()
+    };
+    let same = run(false);
+    assert!(same.agrees() && same.parity.len() == 1, "{:?}", same.parity);
+    let other = run(true);
+    assert!(!other.agrees());
+    assert!(other.parity[0].log_probs.passed() && other.parity[0].gradient.passed());
+    assert!(!other.parity[0].weights.passed());
+    assert!(
+        other.parity[0].weights.of.contains("norm"),
+        "{}",
+        other.parity[0].weights.of
+    );
 }

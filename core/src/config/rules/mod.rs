@@ -26,7 +26,8 @@ pub(super) struct Facts<'a> {
     pub(super) backends: &'a [&'a dyn Backend],
 }
 
-/// One rule. It runs only where every key it reads was well-formed.
+/// One rule. It runs only where every key it reads was well-formed; one that judges each key by itself names
+/// none, and what it finds at a key that was not well-formed is dropped.
 struct Rule {
     id: &'static str,
     what: &'static str,
@@ -61,7 +62,12 @@ pub(super) fn judge(facts: &Facts<'_>, is_sound: &dyn Fn(&str) -> bool) -> Vec<D
                 found: Vec::new(),
             };
             (rule.check)(facts, &mut faults);
-            found.extend(faults.found);
+            found.extend(
+                faults
+                    .found
+                    .into_iter()
+                    .filter(|fault| is_sound(&fault.path)),
+            );
         }
     }
     found

@@ -7,7 +7,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "OPT-01",
         what: "an optimizer setting outside its range",
-        reads: &["optimizer"],
+        reads: &[],
         check: |facts, faults| {
             let o = &facts.config.optimizer;
             let at_least_0 = |x: f64| x >= 0.0 && x.is_finite();
