@@ -11,7 +11,7 @@ use drivetrain_core::engine::Backend;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Each defect with the case that is there to find it.
-const MUTANTS: [(Defect, &str); 35] = [
+const MUTANTS: [(Defect, &str); 36] = [
     (
         Defect::AttentionCrossesSequences,
         "awkward/dense/scores_do_not_depend_on_neighbours",
@@ -46,6 +46,7 @@ const MUTANTS: [(Defect, &str); 35] = [
         Defect::SkipDecidedAlone,
         "uneven/ranks2/non_finite_gradient_skips_everywhere",
     ),
+    (Defect::CountedBeforeCommit, "lost_rank/dense"),
     (
         Defect::SkippedStepCounts,
         "uneven/ranks1/non_finite_gradient_skips_everywhere",

@@ -12,7 +12,7 @@ use drivetrain_core::{
 
 use super::{
     five_steps::optimizer,
-    snapshots::{export_and_import, imported_snapshot, snapshot},
+    snapshots::{bf16_survives, export_and_import, imported_snapshot, snapshot},
     step::Setting,
 };
 use crate::{
@@ -59,6 +59,7 @@ pub(super) fn cases() -> Vec<Case> {
             add("deferred_divisor", needs.clone(), deferred_divisor);
             add("schedule_and_override", needs.clone(), schedule);
             add("export_and_import", needs.clone(), export_and_import);
+            add("bf16_survives", needs.clone(), bf16_survives);
             add("snapshot", snapshots.clone(), snapshot);
             add("imported_snapshot", snapshots, imported_snapshot);
         }

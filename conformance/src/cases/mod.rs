@@ -9,6 +9,7 @@ mod five_steps;
 mod generated;
 mod golden;
 mod layouts;
+mod lost_rank;
 mod objectives;
 mod refusals;
 mod refused_jobs;
@@ -36,6 +37,7 @@ pub fn all(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
         checkpoints::cases(backends),
         awkward::cases(),
         uneven::cases(),
+        lost_rank::cases(),
         generated::cases(),
         objectives::cases(),
         refusals::cases(),

@@ -1,10 +1,12 @@
 //! Weights in and out, and snapshots beside the policy.
 
 use drivetrain_core::{
-    ErrorKind, Result,
+    DType, ErrorKind, Result,
     engine::{Engine, Residency, Weights},
     weights::MemoryWeights,
 };
+
+use half::bf16;
 
 use super::{
     engine_state::{Fixture, equal},
@@ -109,5 +111,23 @@ pub(super) fn imported_snapshot(fixture: &Fixture, findings: &mut Findings) -> R
     let first = Setting::new(&fixture.model, fixture.subject.settings.seed)?;
     let first = tensors(&first.weights);
     equal(findings, "weights of the policy beside it", &policy, &first);
+    Ok(())
+}
+
+/// Weights of a bf16 model are held exactly and come out as they went in.
+pub(super) fn bf16_survives(fixture: &Fixture, findings: &mut Findings) -> Result<()> {
+    let mut model = fixture.model.clone();
+    model.dtype = DType::Bf16;
+    let drawn = crate::fixture::weights(&model, fixture.subject.settings.seed)?;
+    let mut weights_in = MemoryWeights::new();
+    for (name, shape, values) in drawn.iter() {
+        let rounded = values.iter().map(|&v| bf16::from_f64(v).to_f64()).collect();
+        weights_in.insert(name, shape, DType::Bf16, rounded)?;
+    }
+    let job = fixture.subject.job(&model);
+    let out = fixture.subject.run_from(&job, &weights_in, |rank| {
+        weights(&mut rank.engine, &Weights::Policy)
+    })?;
+    equal(findings, "weights", &out[0], &tensors(&weights_in));
     Ok(())
 }

@@ -37,6 +37,8 @@ pub enum Defect {
     LossNotReduced,
     /// Each rank looks at its own gradients only to decide on skipping.
     SkipDecidedAlone,
+    /// The step is counted before it commits.
+    CountedBeforeCommit,
     /// A skipped step counts.
     SkippedStepCounts,
     /// A non-finite gradient is applied.
@@ -79,7 +81,7 @@ pub enum Defect {
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::AttentionCrossesSequences,
         Self::PositionsWrapAround,
         Self::WindowOffByOne,
@@ -96,6 +98,7 @@ impl Defect {
         Self::NotReduced,
         Self::LossNotReduced,
         Self::SkipDecidedAlone,
+        Self::CountedBeforeCommit,
         Self::SkippedStepCounts,
         Self::NonFiniteApplied,
         Self::ParameterFrozen,

@@ -249,7 +249,10 @@ impl Engine for ReferenceEngine {
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
+        let early = u64::from(self.is(Defect::CountedBeforeCommit));
+        self.step += early;
         let mut gradients = self.reduced_gradients()?;
+        self.step -= early;
         if let Some(divisor) = options.gradient_divisor
             && !self.is(Defect::DivisorIgnored)
         {

@@ -2,6 +2,7 @@
 
 mod args;
 mod case;
+mod faulty;
 mod findings;
 mod subject;
 
@@ -17,6 +18,7 @@ use libtest_mimic::{Failed, Trial};
 
 pub use args::SuiteArgs;
 pub use case::{Case, Claims, Needs};
+pub use faulty::FaultyCommunicator;
 pub use findings::{CaseReport, Findings};
 pub use subject::{Rank, Settings, Subject};
 

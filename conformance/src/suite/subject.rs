@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use drivetrain_core::{
     DType, Result,
     batch::Batch,
-    communicator::Communicator,
     config::{JobConfig, JobSpec},
     engine::{Backend, Guarded, WeightInit, build_engine},
     launch::run_ranks,
@@ -13,6 +12,8 @@ use drivetrain_core::{
     plan::{MicrobatchLimit, plan_microbatches},
 };
 use serde_json::json;
+
+use super::faulty::FaultyCommunicator;
 
 /// How long ranks may wait for each other in a case.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -53,8 +54,8 @@ pub struct Rank {
     pub data_index: usize,
     /// Of how many.
     pub data_size: usize,
-    /// All ranks.
-    pub world: Arc<dyn Communicator>,
+    /// All ranks, as the engine sees them; not armed.
+    pub fault: FaultyCommunicator,
 }
 
 impl Rank {
@@ -149,11 +150,12 @@ impl Subject {
     ) -> Result<Vec<T>> {
         let mesh = job.mesh();
         run_ranks(mesh.world_size(), TIMEOUT, |world| {
+            let fault = FaultyCommunicator::new(world.clone());
             let mut rank = Rank {
                 data_index: mesh.data_index(world.rank()),
                 data_size: mesh.data_size(),
-                engine: build_engine(&*self.backend, job, world.clone(), init())?.0,
-                world,
+                engine: build_engine(&*self.backend, job, Arc::new(fault.clone()), init())?.0,
+                fault,
             };
             body(&mut rank)
         })

@@ -1,0 +1,105 @@
+//! A rank lost at any operation of a step: either no rank has committed the step, and their step counts say
+//! so, or every rank that did not complete it is poisoned and refuses every call.
+
+use drivetrain_core::{
+    ErrorKind, Result,
+    batch::BatchTotals,
+    engine::{Engine, ScoreRequest, StepOptions},
+    objective::Nll,
+    plan::MicrobatchLimit,
+};
+
+use super::step::Setting;
+use crate::{
+    fixture::{batches, model},
+    suite::{Case, Findings, Needs, Rank, Subject},
+};
+
+/// Most operations of a step that are tried.
+const MOST: i64 = 60;
+
+pub(super) fn cases() -> Vec<Case> {
+    let case = |name: &'static str| {
+        let needs = Needs {
+            data_ranks: 2,
+            ..Needs::model(&model(name))
+        };
+        Case::new(format!("lost_rank/{name}"), needs, move |s, f| {
+            at_any_operation(name, s, f)
+        })
+    };
+    ["dense", "no_layers"].map(case).into()
+}
+
+/// How a rank came out of the step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Committed,
+    Untouched,
+    Poisoned,
+    /// It failed, but counts the step, or is poisoned without refusing.
+    Muddled,
+}
+
+fn at_any_operation(name: &str, subject: &Subject, findings: &mut Findings) -> Result<()> {
+    let model = model(name);
+    let setting = Setting::new(&model, subject.settings.seed)?;
+    let mut job = subject.job(&model);
+    job.config.parallel.data_parallel_size = 2;
+    let mut tried = 0;
+    for operations in 0..MOST {
+        let ends = subject.run_from(&job, &setting.weights, |rank| {
+            step(rank, model.vocab_size, 0)?;
+            if rank.data_index == 1 {
+                rank.fault.arm(operations);
+            }
+            let outcome = step(rank, model.vocab_size, 1);
+            let struck = rank.fault.struck();
+            Ok((end(rank, &outcome, model.vocab_size), struck))
+        })?;
+        if !ends.iter().any(|(_, struck)| *struck) {
+            break;
+        }
+        tried += 1;
+        let is = |e: End| ends.iter().filter(|(end, _)| *end == e).count();
+        let together = is(End::Untouched) == 2 || is(End::Untouched) + is(End::Muddled) == 0;
+        let what =
+            format!("lost at operation {operations}: no rank commits, or the rest is poisoned");
+        findings.fact(&what, together);
+    }
+    findings.fact("a step has operations to be lost at", tried > 0);
+    Ok(())
+}
+
+fn step(rank: &mut Rank, vocab_size: usize, n: u64) -> Result<()> {
+    let global = batches::eight(vocab_size, n)?;
+    let totals = BatchTotals::count(&global);
+    let share = rank.share(&global, MicrobatchLimit::Sequences(2))?;
+    rank.engine
+        .forward_backward(&share, &Nll::default(), &totals)?;
+    rank.engine.optim_step(&StepOptions::default()).map(drop)
+}
+
+fn end(rank: &mut Rank, outcome: &Result<()>, vocab_size: usize) -> End {
+    let steps = rank.engine.step();
+    let Err(error) = outcome else {
+        return if steps == 2 {
+            End::Committed
+        } else {
+            End::Muddled
+        };
+    };
+    if error.kind() != ErrorKind::Poisoned {
+        return if steps == 1 {
+            End::Untouched
+        } else {
+            End::Muddled
+        };
+    }
+    let scores = batches::plain(vocab_size, 0)
+        .and_then(|batch| rank.engine.forward(&batch, &ScoreRequest::default()));
+    match scores {
+        Err(error) if error.kind() == ErrorKind::Poisoned => End::Poisoned,
+        _ => End::Muddled,
+    }
+}
