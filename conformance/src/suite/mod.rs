@@ -28,6 +28,7 @@ use crate::cases;
 #[derive(Debug)]
 pub struct Suite {
     backends: Vec<Arc<dyn Backend>>,
+    groups: Vec<String>,
     at_least: usize,
 }
 
@@ -57,8 +58,16 @@ impl Suite {
     pub fn new(backends: Vec<Arc<dyn Backend>>) -> Self {
         Self {
             backends,
+            groups: Vec::new(),
             at_least: 1,
         }
+    }
+
+    /// Only the cases whose names begin with one of these.
+    #[must_use]
+    pub fn groups(mut self, groups: &[&str]) -> Self {
+        self.groups = groups.iter().map(|&g| g.to_owned()).collect();
+        self
     }
 
     /// Fails if fewer cases than this are selected of any backend: a guard against a capability or a rule
@@ -102,7 +111,7 @@ impl Suite {
         let mut trials = Vec::new();
         for backend in &self.backends {
             let mut selected = 0;
-            for case in cases::all(&self.backends) {
+            for case in self.cases() {
                 match case.needs.unmet(backend) {
                     None => {
                         selected += 1;
@@ -148,6 +157,16 @@ impl Suite {
             })?;
         }
         Ok(outcome)
+    }
+}
+
+impl Suite {
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = cases::all(&self.backends);
+        cases.retain(|case| {
+            self.groups.is_empty() || self.groups.iter().any(|g| case.name.starts_with(g))
+        });
+        cases
     }
 }
 
