@@ -43,11 +43,11 @@ pub(crate) struct Out<'a> {
 /// Queries are rows `r` and keys columns `c` of a block; `r` sees `c` if `c <= r + diagonal`.
 #[derive(Clone, Copy)]
 pub(crate) enum Causal {
-    /// C is [queries, keys]: elements that are not seen may hold anything afterwards.
+    /// C is `[queries, keys]`: elements that are not seen may hold anything afterwards.
     Scores(isize),
-    /// A is [queries, keys], zero where not seen.
+    /// A is `[queries, keys]`, zero where not seen.
     Left(isize),
-    /// A is [keys, queries], zero where not seen.
+    /// A is `[keys, queries]`, zero where not seen.
     Turned(isize),
 }
 
@@ -66,7 +66,7 @@ impl Causal {
     }
 }
 
-/// C [m, n] = A [m, k] B [k, n], or C += A B.
+/// C `[m, n]` = A `[m, k]` B `[k, n]`, or C += A B.
 #[inline(never)]
 pub(crate) fn product(
     cpu: Cpu,
@@ -167,7 +167,7 @@ struct Pointers {
 }
 
 /// # Safety
-/// A [M, k], B [k, N vectors] and C [M, N vectors] are valid at the given pointers and strides.
+/// A `[M, k]`, B `[k, N vectors]` and C `[M, N vectors]` are valid at the given pointers and strides.
 #[inline(always)]
 unsafe fn kernel<S: Simd, const M: usize, const N: usize>(simd: S, at: Pointers) {
     let lanes = S::F32_LANES;

@@ -1,4 +1,4 @@
-//! Rows of a wider buffer: a band of columns such as q in a fused [T, (H + 2K) E] projection.
+//! Rows of a wider buffer: a band of columns such as q in a fused `[T, (H + 2K) E]` projection.
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -22,7 +22,7 @@ pub(crate) fn max(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// e^x within 2 ulp for x in [-64, 88.3]; 0 below and infinity above; NaN for NaN.
+/// e^x within 2 ulp for x in `[-64, 88.3]`; 0 below and infinity above; NaN for NaN.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(x: f32) -> f32 {
     let value = exp_below_88::<S>(x);

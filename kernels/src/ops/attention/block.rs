@@ -48,7 +48,7 @@ pub(super) fn for_tasks(cpu: Cpu, dims: &AttentionDims<'_>, f: impl Fn(usize, Ta
 pub(super) struct Padded {
     /// E, a multiple of the tile's columns.
     pub(super) head_dim: usize,
-    /// f32 between the rows of [E, tokens]: an odd number of cache lines, as for [`SCORES`].
+    /// f32 between the rows of `[E, tokens]`: an odd number of cache lines, as for [`SCORES`].
     pub(super) len: usize,
 }
 
@@ -60,7 +60,7 @@ impl Padded {
         }
     }
 
-    /// Elements of [len, E], either way round.
+    /// Elements of `[len, E]`, either way round.
     pub(super) fn tokens(&self) -> usize {
         self.len * self.head_dim
     }
@@ -126,7 +126,7 @@ impl QueryBlock {
     }
 }
 
-/// One head of consecutive tokens as rows [tokens, E], padded with zeros to [rows, padded E].
+/// One head of consecutive tokens as rows `[tokens, E]`, padded with zeros to `[rows, padded E]`.
 #[inline(always)]
 pub(super) fn pack_rows(
     x: Rows<'_>,
@@ -144,7 +144,7 @@ pub(super) fn pack_rows(
     rest.fill(0.0);
 }
 
-/// One head of consecutive tokens as columns [E, padded tokens], padded with zeros.
+/// One head of consecutive tokens as columns `[E, padded tokens]`, padded with zeros.
 #[inline(always)]
 pub(super) fn pack_columns(
     x: Rows<'_>,

@@ -1,12 +1,12 @@
 //! Causal attention over packed sequences, with grouped queries and an optional sliding window.
 //!
-//! Sequence b holds the tokens cu_seqlens[b]..cu_seqlens[b + 1]. Query head h reads key/value head
+//! Sequence b holds the tokens `cu_seqlens[b]`..`cu_seqlens[b + 1]`. Query head h reads key/value head
 //! h / (H / K). Query token i sees the keys j <= i of its sequence, and with a window w only i - j < w:
 //!
 //!     s_ij = scale q_i . k_j      lse_i = log sum_j e^(s_ij)      p_ij = e^(s_ij - lse_i)
 //!     out_i = sum_j p_ij v_j
 //!
-//! q, out [T, H E]; k, v [T, K E], each possibly a band of a wider buffer; lse [T, H]. All f32.
+//! q, out `[T, H E]`; k, v `[T, K E]`, each possibly a band of a wider buffer; lse `[T, H]`. All f32.
 //! The scores never exist as a whole (online softmax: Milakov and Gimelshein 2018; blocks: Dao 2023); blocks
 //! beyond the diagonal or out of the window are skipped. The backward pass computes the probabilities again
 //! from lse:
@@ -30,7 +30,7 @@ use crate::{Cpu, Rows, RowsMut, check};
 /// Shape and masking of the attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionDims<'a> {
-    /// Starts of the sequences and the end of the last [B + 1]: from 0 to T, never falling.
+    /// Starts of the sequences and the end of the last `[B + 1]`: from 0 to T, never falling.
     pub cu_seqlens: &'a [usize],
     /// H.
     pub heads: usize,
@@ -132,33 +132,33 @@ impl AttentionDims<'_> {
 /// Queries, keys and values, after the rotary embedding.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
-    /// [T, H E].
+    /// `[T, H E]`.
     pub q: Rows<'a>,
-    /// [T, K E].
+    /// `[T, K E]`.
     pub k: Rows<'a>,
-    /// [T, K E].
+    /// `[T, K E]`.
     pub v: Rows<'a>,
 }
 
 /// What the forward pass left, and the gradient that arrives.
 #[derive(Debug, Clone, Copy)]
 pub struct Saved<'a> {
-    /// [T, H E].
+    /// `[T, H E]`.
     pub out: Rows<'a>,
-    /// [T, H].
+    /// `[T, H]`.
     pub lse: &'a [f32],
-    /// [T, H E].
+    /// `[T, H E]`.
     pub dout: Rows<'a>,
 }
 
 /// Where the gradients go; all overwritten. Bands of one buffer by [`RowsMut::split_columns`].
 #[derive(Debug)]
 pub struct Gradients<'a> {
-    /// [T, H E].
+    /// `[T, H E]`.
     pub dq: RowsMut<'a>,
-    /// [T, K E].
+    /// `[T, K E]`.
     pub dk: RowsMut<'a>,
-    /// [T, K E].
+    /// `[T, K E]`.
     pub dv: RowsMut<'a>,
 }
 

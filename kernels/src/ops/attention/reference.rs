@@ -2,7 +2,7 @@
 
 use super::AttentionDims;
 
-/// Probabilities [len, len] of one head of one sequence, and lse of every query.
+/// Probabilities `[len, len]` of one head of one sequence, and lse of every query.
 fn probabilities(
     dims: &AttentionDims<'_>,
     q: &[f64],

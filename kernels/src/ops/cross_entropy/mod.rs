@@ -1,6 +1,6 @@
 //! Log-probability of a target and entropy of a row of logits, with temperature.
 //!
-//! For every row x of logits [V] and z = x / temperature:
+//! For every row x of logits `[V]` and z = x / temperature:
 //!
 //! - lse = log sum_j e^(z_j), log_prob = z_target - lse, entropy = -sum_j p_j log p_j in nats;
 //! - d log_prob / d x_j = (1{j = target} - p_j) / temperature;
@@ -56,11 +56,11 @@ pub fn forward(
 /// What the backward pass knows of every row: saved by [`forward`], and the derivatives to carry.
 #[derive(Debug, Clone, Copy)]
 pub struct Derivatives<'a> {
-    /// Saved log-sum-exp [N].
+    /// Saved log-sum-exp `[N]`.
     pub lse: &'a [f64],
-    /// Derivative of the loss by log_prob [N].
+    /// Derivative of the loss by log_prob `[N]`.
     pub d_log_prob: &'a [f32],
-    /// Saved entropy [N] and the derivative of the loss by it [N], if the loss uses it.
+    /// Saved entropy `[N]` and the derivative of the loss by it `[N]`, if the loss uses it.
     pub entropy: Option<(&'a [f32], &'a [f32])>,
 }
 

@@ -1,6 +1,6 @@
 //! Embedding: rows of a table by id; also the gather and scatter of rows by index.
 //!
-//! table [V, D], ids [T] below V, y [T, D]: y[t] = table[ids[t]]. Backward: dtable[ids[t]] += dy[t], in the
+//! table `[V, D]`, ids `[T]` below V, y `[T, D]`: `y[t]` = `table[ids[t]]`. Backward: `dtable[ids[t]]` += `dy[t]`, in the
 //! order of t for every row, so the result does not depend on threads. No scratch.
 
 pub mod reference;
@@ -22,7 +22,7 @@ pub struct EmbeddingDims {
     pub width: usize,
 }
 
-/// y[t] = table[ids[t]].
+/// `y[t]` = `table[ids[t]]`.
 ///
 /// # Panics
 /// If an id is not below V.
@@ -40,7 +40,7 @@ pub fn forward(
     cpu::gather(cpu, dims.width, table, ids, y);
 }
 
-/// dtable[ids[t]] += dy[t]. Rows that no id names stay as they are.
+/// `dtable[ids[t]]` += `dy[t]`. Rows that no id names stay as they are.
 ///
 /// # Panics
 /// If an id is not below V.

@@ -2,7 +2,7 @@
 
 use super::EmbeddingDims;
 
-/// y[t] = table[ids[t]].
+/// `y[t]` = `table[ids[t]]`.
 pub fn forward(dims: &EmbeddingDims, table: &[f64], ids: &[u32]) -> Vec<f64> {
     ids.iter()
         .flat_map(|&id| table[id as usize * dims.width..][..dims.width].to_vec())

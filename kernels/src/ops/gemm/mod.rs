@@ -4,9 +4,9 @@
 //!
 //! | constructor | A | B | C |
 //! |---|---|---|---|
-//! | [`Gemm::nn`] | [m, k] | [k, n] | [m, n] |
-//! | [`Gemm::nt`] | [m, k] | [n, k] | [m, n] |
-//! | [`Gemm::tn`] | [k, m] | [k, n] | [m, n] |
+//! | [`Gemm::nn`] | `[m, k]` | `[k, n]` | `[m, n]` |
+//! | [`Gemm::nt`] | `[m, k]` | `[n, k]` | `[m, n]` |
+//! | [`Gemm::tn`] | `[k, m]` | `[k, n]` | `[m, n]` |
 //!
 //! With beta = 0, C is written and never read, so it may hold anything, NaN included. Sums run in f32,
 //! blocked along k. No scratch.
@@ -30,9 +30,9 @@ pub struct Gemm {
     pub n: usize,
     /// Length of the sums.
     pub k: usize,
-    /// A is stored as [k, m].
+    /// A is stored as `[k, m]`.
     pub transpose_a: bool,
-    /// B is stored as [n, k].
+    /// B is stored as `[n, k]`.
     pub transpose_b: bool,
     /// Elements between the rows of A as stored.
     pub lda: usize,
@@ -47,17 +47,17 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// C = A B for contiguous A [m, k], B [k, n], C [m, n].
+    /// C = A B for contiguous A `[m, k]`, B `[k, n]`, C `[m, n]`.
     pub fn nn(m: usize, n: usize, k: usize) -> Self {
         Self::contiguous(m, n, k, false, false)
     }
 
-    /// C = A B^T for contiguous A [m, k], B [n, k], C [m, n].
+    /// C = A B^T for contiguous A `[m, k]`, B `[n, k]`, C `[m, n]`.
     pub fn nt(m: usize, n: usize, k: usize) -> Self {
         Self::contiguous(m, n, k, false, true)
     }
 
-    /// C = A^T B for contiguous A [k, m], B [k, n], C [m, n].
+    /// C = A^T B for contiguous A `[k, m]`, B `[k, n]`, C `[m, n]`.
     pub fn tn(m: usize, n: usize, k: usize) -> Self {
         Self::contiguous(m, n, k, true, false)
     }

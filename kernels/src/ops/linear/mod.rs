@@ -1,13 +1,13 @@
 //! Linear layer: y = x W^T + b, with weights as Hugging Face stores them.
 //!
-//! x [T, D], W [N, D], b [N], y [T, N]; T tokens, D inputs, N outputs. All f32, sums in f32.
+//! x `[T, D]`, W `[N, D]`, b `[N]`, y `[T, N]`; T tokens, D inputs, N outputs. All f32, sums in f32.
 //!
 //! | function | computes |
 //! |---|---|
-//! | [`forward`] | y[t, n] = sum_d x[t, d] W[n, d] + b[n] |
+//! | [`forward`] | `y[t, n]` = sum_d `x[t, d]` `W[n, d]` + `b[n]` |
 //! | [`backward_input`] | dx = dy W |
 //! | [`backward_weight`] | dW = dy^T x |
-//! | [`backward_bias`] | db[n] = sum_t dy[t, n] |
+//! | [`backward_bias`] | `db[n]` = sum_t `dy[t, n]` |
 //!
 //! x, y and their gradients may be bands of wider buffers ([`LinearDims::x_stride`]). `accumulate` adds to
 //! the output instead of overwriting it. No scratch.

@@ -1,6 +1,6 @@
-//! Output head and cross-entropy in one, so that the logits [N, V] never exist as a whole.
+//! Output head and cross-entropy in one, so that the logits `[N, V]` never exist as a whole.
 //!
-//! hidden [N, D], head W [V, D]: logits = hidden W^T in chunks of rows, each chunk then as in
+//! hidden `[N, D]`, head W `[V, D]`: logits = hidden W^T in chunks of rows, each chunk then as in
 //! [`cross_entropy`](crate::ops::cross_entropy). The chunk is as many rows as `scratch` holds, so the scratch
 //! IS the memory budget, forward and backward alike ([`LinearCrossEntropyDims::scratch_len`]).
 //!
@@ -49,31 +49,31 @@ impl LinearCrossEntropyDims {
 /// Operands that every pass reads.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadInputs<'a> {
-    /// [N, D].
+    /// `[N, D]`.
     pub hidden: &'a [f32],
-    /// W [V, D].
+    /// W `[V, D]`.
     pub head: &'a [f32],
-    /// [N], each below V.
+    /// `[N]`, each below V.
     pub targets: &'a [u32],
 }
 
 /// What the forward pass fills.
 #[derive(Debug)]
 pub struct HeadOutputs<'a> {
-    /// [N].
+    /// `[N]`.
     pub log_prob: &'a mut [f32],
-    /// [N], if wanted.
+    /// `[N]`, if wanted.
     pub entropy: Option<&'a mut [f32]>,
-    /// [N].
+    /// `[N]`.
     pub lse: &'a mut [f64],
 }
 
 /// Where gradients go.
 #[derive(Debug)]
 pub struct HeadGradients<'a> {
-    /// [N, D], overwritten.
+    /// `[N, D]`, overwritten.
     pub dhidden: &'a mut [f32],
-    /// [V, D].
+    /// `[V, D]`.
     pub dhead: &'a mut [f32],
     /// Adds to dhead instead of overwriting it.
     pub accumulate_dhead: bool,

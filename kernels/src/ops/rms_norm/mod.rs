@@ -4,7 +4,7 @@
 //! Mean and root are taken in f64, inv_rms is kept as f32 for the backward pass, the rest is f32.
 //!
 //! A token holds `groups` rows side by side: 1 for the norm of the residual stream, H or K for the norm of
-//! q or k (Qwen3), where the width is E and all heads share w [E]. Rows may be bands of a wider buffer.
+//! q or k (Qwen3), where the width is E and all heads share w `[E]`. Rows may be bands of a wider buffer.
 //!
 //! Backward, with g = dy w: dx = inv_rms (g - x inv_rms^2 mean(g x)), dw = sum over rows of dy x inv_rms
 //! (summed in f64, in row order). No scratch.

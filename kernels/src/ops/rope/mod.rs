@@ -1,13 +1,13 @@
 //! Rotary position embedding (Su et al. 2021) in the half-split order of GPT-NeoX and Hugging Face.
 //!
-//! In place on x [T, heads, E], possibly a band of a wider buffer. With c = cos[p, i], s = sin[p, i] for
+//! In place on x `[T, heads, E]`, possibly a band of a wider buffer. With c = `cos[p, i]`, s = `sin[p, i]` for
 //! the token's position p and i < E/2:
 //!
-//!     x[i]       <- x[i] c - x[i + E/2] s
-//!     x[i + E/2] <- x[i + E/2] c + x[i] s
+//!     `x[i]`       <- `x[i]` c - `x[i + E/2]` s
+//!     `x[i + E/2]` <- `x[i + E/2]` c + `x[i]` s
 //!
 //! Backward is the inverse rotation (times the same factor, if the tables carry one). Tables
-//! [positions, E/2] are computed in f64 and stored as f32. No scratch.
+//! `[positions, E/2]` are computed in f64 and stored as f32. No scratch.
 
 mod cpu;
 pub mod reference;
@@ -27,9 +27,9 @@ pub struct RopeDims {
     pub head_dim: usize,
 }
 
-/// cos and sin of position * inv_freq[i], times `factor` (YaRN's attention factor; 1 otherwise).
+/// cos and sin of position * `inv_freq[i]`, times `factor` (YaRN's attention factor; 1 otherwise).
 ///
-/// inv_freq [E/2]; cos and sin [positions, E/2], where `positions` follows from their length.
+/// inv_freq `[E/2]`; cos and sin `[positions, E/2]`, where `positions` follows from their length.
 #[track_caller]
 pub fn fill_tables(inv_freq: &[f64], factor: f64, cos: &mut [f32], sin: &mut [f32]) {
     let half = inv_freq.len();

@@ -2,7 +2,7 @@
 
 use super::RopeDims;
 
-/// Rotates contiguous x [T, heads, E] by position * inv_freq, scaled by factor; `sign` -1 for backward.
+/// Rotates contiguous x `[T, heads, E]` by position * inv_freq, scaled by factor; `sign` -1 for backward.
 pub fn rotate(
     dims: &RopeDims,
     positions: &[u32],

@@ -1,6 +1,6 @@
 //! SwiGLU (Shazeer 2020): y = silu(gate) up, with silu(x) = x / (1 + e^-x).
 //!
-//! gate, up [T, F], two buffers or bands of one [T, 2F]; y [T, F] contiguous. f32. Backward, with
+//! gate, up `[T, F]`, two buffers or bands of one `[T, 2F]`; y `[T, F]` contiguous. f32. Backward, with
 //! s = sigmoid(gate): dgate = dy up s (1 + gate (1 - s)), dup = dy gate s. No scratch.
 
 mod cpu;
