@@ -1,7 +1,7 @@
 //! Output head and cross-entropy in one, so that the logits `[N, V]` never exist as a whole.
 //!
 //! hidden `[N, D]`, head W `[V, D]`: logits = hidden W^T in chunks of rows, each chunk then as in
-//! [`cross_entropy`](crate::ops::cross_entropy). The chunk is as many rows as `scratch` holds, so the scratch
+//! [`crate::ops::cross_entropy`]. The chunk is as many rows as `scratch` holds, so the scratch
 //! IS the memory budget, forward and backward alike ([`LinearCrossEntropyDims::scratch_len`]).
 //!
 //! - [`forward`] fills log_prob, entropy and lse (1 GEMM).

@@ -3,8 +3,10 @@
 //! In place on x `[T, heads, E]`, possibly a band of a wider buffer. With c = `cos[p, i]`, s = `sin[p, i]` for
 //! the token's position p and i < E/2:
 //!
-//!     `x[i]`       <- `x[i]` c - `x[i + E/2]` s
-//!     `x[i + E/2]` <- `x[i + E/2]` c + `x[i]` s
+//! ```text
+//! x[i]       <- x[i] c - x[i + E/2] s
+//! x[i + E/2] <- x[i + E/2] c + x[i] s
+//! ```
 //!
 //! Backward is the inverse rotation (times the same factor, if the tables carry one). Tables
 //! `[positions, E/2]` are computed in f64 and stored as f32. No scratch.
