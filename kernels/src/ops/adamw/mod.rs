@@ -2,10 +2,12 @@
 //!
 //! For every element, with g scaled first by `grad_scale` and t = `step` counted from 1:
 //!
-//!     p <- p (1 - lr weight_decay)
-//!     m <- m + (1 - beta1) (g - m)
-//!     v <- beta2 v + (1 - beta2) g^2
-//!     p <- p - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//! ```text
+//! p <- p (1 - lr weight_decay)
+//! m <- m + (1 - beta1) (g - m)
+//! v <- beta2 v + (1 - beta2) g^2
+//! p <- p - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//! ```
 //!
 //! p, g, m, v are f32; factors are computed in f64 and rounded once. One pass over memory; no scratch.
 

@@ -3,16 +3,20 @@
 //! Sequence b holds the tokens `cu_seqlens[b]`..`cu_seqlens[b + 1]`. Query head h reads key/value head
 //! h / (H / K). Query token i sees the keys j <= i of its sequence, and with a window w only i - j < w:
 //!
-//!     s_ij = scale q_i . k_j      lse_i = log sum_j e^(s_ij)      p_ij = e^(s_ij - lse_i)
-//!     out_i = sum_j p_ij v_j
+//! ```text
+//! s_ij = scale q_i . k_j      lse_i = log sum_j e^(s_ij)      p_ij = e^(s_ij - lse_i)
+//! out_i = sum_j p_ij v_j
+//! ```
 //!
 //! q, out `[T, H E]`; k, v `[T, K E]`, each possibly a band of a wider buffer; lse `[T, H]`. All f32.
 //! The scores never exist as a whole (online softmax: Milakov and Gimelshein 2018; blocks: Dao 2023); blocks
 //! beyond the diagonal or out of the window are skipped. The backward pass computes the probabilities again
 //! from lse:
 //!
-//!     delta_i = dout_i . out_i         ds_ij = scale p_ij (dout_i . v_j - delta_i)
-//!     dq_i = sum_j ds_ij k_j           dk_j = sum_i ds_ij q_i           dv_j = sum_i p_ij dout_i
+//! ```text
+//! delta_i = dout_i . out_i         ds_ij = scale p_ij (dout_i . v_j - delta_i)
+//! dq_i = sum_j ds_ij k_j           dk_j = sum_i ds_ij q_i           dv_j = sum_i p_ij dout_i
+//! ```
 //!
 //! Threads share out (sequence, key/value head) pairs, so results do not depend on their number.
 //! Scratch: [`AttentionDims::forward_scratch_len`] and [`AttentionDims::backward_scratch_len`], linear in the
