@@ -7,12 +7,11 @@ use drivetrain_core::{
     engine::{Engine, StepOptions, Weights},
     model::ModelSpec,
     objective::Objective,
-    plan::MicrobatchLimit,
     weights::{MemoryWeights, WeightSource},
 };
 
 use crate::{
-    suite::{Findings, Rank, Subject},
+    suite::{Findings, Layout, Rank, Subject},
     tolerance::{StepRecord, Tensors},
 };
 
@@ -29,10 +28,8 @@ pub struct Training<'a> {
     pub objective: &'a dyn Objective,
     /// AdamW.
     pub optimizer: OptimizerConfig,
-    /// Data-parallel ranks.
-    pub ranks: usize,
-    /// Micro-batches.
-    pub limit: MicrobatchLimit,
+    /// Over which ranks, in which micro-batches.
+    pub layout: Layout,
 }
 
 /// What came of it.
@@ -56,7 +53,7 @@ impl Training<'_> {
     pub fn run(&self, subject: &Subject, findings: &mut Findings) -> Result<Trace> {
         let mut job = subject.job(self.model);
         job.config.optimizer = self.optimizer;
-        job.config.parallel.data_parallel_size = self.ranks;
+        self.layout.lay_out(&mut job);
         let traces = subject.run_from(&job, self.weights, |rank| {
             let mut trace = Trace::default();
             for batch in self.batches {
@@ -87,7 +84,7 @@ impl Training<'_> {
         let mut global = batch.clone();
         let mut totals = BatchTotals::count(&global);
         self.objective.prepare(&mut global, &mut totals)?;
-        let share = rank.share(&global, self.limit)?;
+        let share = rank.share(&global, self.layout.limit)?;
         let report = rank
             .engine
             .forward_backward(&share, self.objective, &totals)?;

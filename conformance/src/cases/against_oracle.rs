@@ -6,11 +6,11 @@ use drivetrain_core::{
     objective::{Aggregation, Nll, Objective, Terms},
 };
 
-use super::step::{Setting, WHOLE};
+use super::step::Setting;
 use crate::{
     fixture::{ModelFixture, batches, models},
     objective::{IDS, Polynomial},
-    suite::{Case, Findings, Needs, Subject},
+    suite::{Case, Findings, Layout, Needs, Subject},
 };
 
 pub(super) fn cases() -> Vec<Case> {
@@ -70,7 +70,7 @@ fn of_model(fixture: ModelFixture) -> Vec<Case> {
             let vocab = model.vocab_size;
             let batch = batches::plain(vocab, subject.settings.seed)?;
             let batch = batches::with_columns(batch, vocab, subject.settings.seed)?;
-            setting.check_step(subject, findings, &batch, &*objective, WHOLE)
+            setting.check_step(subject, findings, &batch, &*objective, Layout::default())
         };
         Case::new(format!("oracle/{name}/{what}"), needs.clone(), run)
     };

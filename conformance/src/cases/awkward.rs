@@ -10,21 +10,21 @@ use drivetrain_core::{
 
 use super::{
     engine_state::equal,
-    step::{Layout, Setting, WHOLE, oracle},
+    step::{Setting, oracle},
 };
 use crate::{
     compare::Bound,
     fixture::{batches, model, models},
     objective::{Polynomial, WEIGHTS},
-    suite::{Case, Findings, Needs, Subject},
+    suite::{Case, Findings, Layout, Needs, Subject},
     tolerance::BETWEEN_LAYOUTS,
     train::gradients,
 };
 
-const EACH: Layout = Layout {
-    ranks: 1,
-    limit: MicrobatchLimit::Sequences(1),
-};
+/// Each sequence is a micro-batch.
+fn each() -> Layout {
+    Layout::default().sequences(1)
+}
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -80,15 +80,15 @@ fn masked_sequence(name: &str, subject: &Subject, findings: &mut Findings) -> Re
     let with = plain(name, subject)?;
     let without = with.select(&[0, 1, 2]);
     let nll = Nll::default();
-    let found = setting.step(subject, &with, &nll, EACH)?;
-    let expected = setting.step(subject, &without, &nll, EACH)?;
+    let found = setting.step(subject, &with, &nll, each())?;
+    let expected = setting.step(subject, &without, &nll, each())?;
     let tolerance = BETWEEN_LAYOUTS * expected.loss.abs();
     findings.number("loss", "", found.loss, expected.loss, tolerance);
     for (name, expected) in &expected.gradients {
         let bound = Bound::Uniform(BETWEEN_LAYOUTS * crate::compare::largest(expected));
         findings.check("gradient", name, &found.gradients[name], expected, bound);
     }
-    setting.check_step(subject, findings, &with, &nll, EACH)
+    setting.check_step(subject, findings, &with, &nll, each())
 }
 
 /// Four scored tokens and a masked sequence: the sum is divided by 4, not by 5.
@@ -103,7 +103,7 @@ fn divides_by_scored_tokens(name: &str, subject: &Subject, findings: &mut Findin
         .filter(|&t| scored[t])
         .map(|t| scores.log_probs[t])
         .sum();
-    let step = setting.step(subject, &batch, &Nll::default(), EACH)?;
+    let step = setting.step(subject, &batch, &Nll::default(), each())?;
     let tolerance = setting.tolerances(subject, &batch, 1.0)?.log_prob;
     findings.number("loss", "", step.loss, -sum / 4.0, tolerance);
     Ok(())
@@ -144,7 +144,7 @@ fn one_token(name: &str, subject: &Subject, findings: &mut Findings) -> Result<(
     let setting = Setting::new(&model, subject.settings.seed)?;
     for shape in [&[(2, 1)][..], &[(9, 0), (4, 1), (1, 0)][..]] {
         let batch = batches::scored(shape, model.vocab_size, subject.settings.seed)?;
-        setting.check_step(subject, findings, &batch, &Nll::default(), EACH)?;
+        setting.check_step(subject, findings, &batch, &Nll::default(), each())?;
     }
     Ok(())
 }
@@ -156,10 +156,10 @@ fn sequences_of_one_token(name: &str, subject: &Subject, findings: &mut Findings
     let batch = batches::scored(&shape, model.vocab_size, subject.settings.seed)?;
     let request = ScoreRequest::default();
     setting.check_scores(subject, findings, &batch, &request)?;
-    setting.check_step(subject, findings, &batch, &Nll::default(), EACH)?;
+    setting.check_step(subject, findings, &batch, &Nll::default(), each())?;
     let only = batches::scored(&[(1, 0)], model.vocab_size, subject.settings.seed)?;
     setting.check_scores(subject, findings, &only, &request)?;
-    setting.check_step(subject, findings, &only, &Nll::default(), WHOLE)
+    setting.check_step(subject, findings, &only, &Nll::default(), Layout::default())
 }
 
 fn no_sequences(name: &str, subject: &Subject, findings: &mut Findings) -> Result<()> {
@@ -167,7 +167,13 @@ fn no_sequences(name: &str, subject: &Subject, findings: &mut Findings) -> Resul
     let setting = Setting::new(&model, subject.settings.seed)?;
     let batch = BatchBuilder::new().build()?;
     setting.check_scores(subject, findings, &batch, &ScoreRequest::default())?;
-    setting.check_step(subject, findings, &batch, &Nll::default(), WHOLE)
+    setting.check_step(
+        subject,
+        findings,
+        &batch,
+        &Nll::default(),
+        Layout::default(),
+    )
 }
 
 fn empty_sequence(name: &str, subject: &Subject, findings: &mut Findings) -> Result<()> {
@@ -179,7 +185,7 @@ fn empty_sequence(name: &str, subject: &Subject, findings: &mut Findings) -> Res
     builder.push(&[4, 5], None)?;
     let batch = builder.build()?;
     setting.check_scores(subject, findings, &batch, &ScoreRequest::default())?;
-    setting.check_step(subject, findings, &batch, &Nll::default(), EACH)
+    setting.check_step(subject, findings, &batch, &Nll::default(), each())
 }
 
 /// NaN in the columns of unscored tokens changes nothing: masks select, they do not multiply.
@@ -199,8 +205,8 @@ fn masked_slots(name: &str, subject: &Subject, findings: &mut Findings) -> Resul
         entropy: false,
         at_ids: false,
     };
-    let found = setting.step(subject, &with, &objective, EACH)?;
-    let expected = setting.step(subject, &batch, &objective, EACH)?;
+    let found = setting.step(subject, &with, &objective, each())?;
+    let expected = setting.step(subject, &batch, &objective, each())?;
     findings.check("loss", "", &[found.loss], &[expected.loss], Bound::Exact);
     equal(findings, "gradient", &found.gradients, &expected.gradients);
     Ok(())
@@ -360,8 +366,8 @@ fn every_tensor_learns(name: &str, subject: &Subject, findings: &mut Findings) -
     let model = model(name);
     let setting = Setting::new(&model, subject.settings.seed)?;
     let batch = batches::eight(model.vocab_size, subject.settings.seed)?;
-    let found = setting.step(subject, &batch, &Nll::default(), WHOLE)?;
-    let exact = setting.step(&oracle(subject), &batch, &Nll::default(), WHOLE)?;
+    let found = setting.step(subject, &batch, &Nll::default(), Layout::default())?;
+    let exact = setting.step(&oracle(subject), &batch, &Nll::default(), Layout::default())?;
     let reached = |values: &[f64]| values.iter().any(|&g| g != 0.0);
     for parameter in model.parameters() {
         let values = found.gradients.get(&parameter.name);

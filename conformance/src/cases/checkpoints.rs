@@ -8,17 +8,19 @@ use drivetrain_core::{
     batch::BatchTotals,
     engine::{Backend, Engine, StepOptions, WeightInit, Weights},
     objective::Nll,
+    plan::MicrobatchLimit,
 };
 
 use super::{
     engine_state::{equal, not_refused},
     five_steps::{FiveSteps, STEPS, optimizer},
+    layouts::layouts,
     step::oracle,
 };
 use crate::{
     fixture::model,
     state::{MemoryCheckpoint, MemoryState},
-    suite::{Case, Findings, Needs, Rank, Subject},
+    suite::{Case, Findings, Layout, Needs, Rank, Subject},
     tolerance::{StepRecord, Tensors},
     train::{Trace, weights},
 };
@@ -28,56 +30,65 @@ const SAVED_AT: usize = 3;
 pub(super) fn cases(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
     let mut cases = Vec::new();
     for name in ["dense", "tied", "bias", "q3", "mixtral", "no_layers"] {
-        let needs = |ranks| Needs {
-            data_ranks: ranks,
+        let needs = |layouts: &[Layout]| Needs {
+            also: layouts[1..].to_vec(),
+            layout: layouts[0],
             checkpoints: true,
             ..Needs::model(&model(name))
         };
-        for ranks in [1, 2, 4] {
+        let one = Layout::default();
+        for (label, layout) in layouts() {
             cases.push(Case::new(
-                format!("checkpoint/{name}/ranks{ranks}/resumes_bit_for_bit"),
-                needs(ranks),
-                move |s, f| resumes(&Run::new(name, s)?, ranks, f),
+                format!("checkpoint/{name}/{label}/resumes_bit_for_bit"),
+                needs(&[layout]),
+                move |s, f| resumes(&Run::new(name, s)?, layout, f),
+            ));
+            cases.push(Case::new(
+                format!("checkpoint/{name}/from_reference_to_{label}"),
+                needs(&[layout]),
+                move |s, f| moves(&Run::new(name, s)?, (&oracle(s), one), (s, layout), f),
+            ));
+            cases.push(Case::new(
+                format!("checkpoint/{name}/from_{label}_to_reference"),
+                needs(&[layout]),
+                move |s, f| moves(&Run::new(name, s)?, (s, layout), (&oracle(s), one), f),
             ));
         }
-        for (from, to) in [(1, 2), (2, 1), (4, 2), (1, 4)] {
-            cases.push(Case::new(
-                format!("checkpoint/{name}/ranks{from}_to_{to}"),
-                needs(from.max(to)),
-                move |s, f| moves(&Run::new(name, s)?, (s, from), (s, to), f),
-            ));
+        // Each to the next and back: every layout is both a start and an end.
+        let around = layouts();
+        for (index, &(from_label, from)) in around.iter().enumerate() {
+            let (to_label, to) = around[(index + 1) % around.len()];
+            for ((a, from), (b, to)) in [
+                ((from_label, from), (to_label, to)),
+                ((to_label, to), (from_label, from)),
+            ] {
+                cases.push(Case::new(
+                    format!("checkpoint/{name}/{a}_to_{b}"),
+                    needs(&[from, to]),
+                    move |s, f| moves(&Run::new(name, s)?, (s, from), (s, to), f),
+                ));
+            }
         }
-        for ranks in [1, 2] {
-            cases.push(Case::new(
-                format!("checkpoint/{name}/from_reference_to_ranks{ranks}"),
-                needs(ranks),
-                move |s, f| moves(&Run::new(name, s)?, (&oracle(s), 1), (s, ranks), f),
-            ));
-            cases.push(Case::new(
-                format!("checkpoint/{name}/from_ranks{ranks}_to_reference"),
-                needs(ranks),
-                move |s, f| moves(&Run::new(name, s)?, (s, ranks), (&oracle(s), 1), f),
-            ));
-        }
+        let two = Layout::data(2);
         for other in backends {
-            let (other, other_needs) = (other.clone(), needs(2));
-            if other_needs.unmet(&other).is_none() {
+            let other = other.clone();
+            if needs(&[two]).unmet(&other).is_none() {
                 cases.push(Case::new(
                     format!("checkpoint/{name}/from_{}", other.name()),
-                    needs(2),
+                    needs(&[two]),
                     move |s, f| {
                         let from = s.other(other.clone());
                         if from.backend.name() == s.backend.name() {
-                            return resumes(&Run::new(name, s)?, 2, f);
+                            return resumes(&Run::new(name, s)?, two, f);
                         }
-                        moves(&Run::new(name, s)?, (&from, 2), (s, 2), f)
+                        moves(&Run::new(name, s)?, (&from, two), (s, two), f)
                     },
                 ));
             }
         }
         cases.push(Case::new(
             format!("checkpoint/{name}/other_model_is_refused"),
-            needs(1),
+            needs(&[one]),
             move |s, f| other_model(&Run::new(name, s)?, s, f),
         ));
     }
@@ -100,10 +111,10 @@ impl Run {
         })
     }
 
-    fn job(&self, subject: &Subject, ranks: usize) -> drivetrain_core::config::JobSpec {
+    fn job(&self, subject: &Subject, layout: Layout) -> drivetrain_core::config::JobSpec {
         let mut job = subject.job(&self.five.model);
         job.config.optimizer = optimizer();
-        job.config.parallel.data_parallel_size = ranks;
+        layout.lay_out(&mut job);
         job
     }
 
@@ -111,8 +122,7 @@ impl Run {
         let mut steps = Vec::new();
         for global in &self.five.batches[range] {
             let totals = BatchTotals::count(global);
-            let limit = FiveSteps::in_twos(rank.data_size).limit;
-            let share = rank.share(global, limit)?;
+            let share = rank.share(global, MicrobatchLimit::Sequences(2))?;
             let report = rank
                 .engine
                 .forward_backward(&share, &Nll::default(), &totals)?;
@@ -128,26 +138,26 @@ impl Run {
     }
 
     /// Steps up to the save, and the checkpoint.
-    fn save(&self, subject: &Subject, ranks: usize) -> Result<(Steps, MemoryCheckpoint)> {
+    fn save(&self, subject: &Subject, layout: Layout) -> Result<(Steps, MemoryCheckpoint)> {
         let state = MemoryState::new();
-        let job = self.job(subject, ranks);
+        let job = self.job(subject, layout);
         let steps = subject.run_from(&job, &self.five.weights, |rank| {
             let steps = self.steps(rank, 0..SAVED_AT)?;
             rank.engine.save_state(state.writer())?.finish()?;
             Ok(steps)
         })?;
         let first = steps.into_iter().next().expect("at least one rank");
-        Ok((first, state.complete(ranks)?))
+        Ok((first, state.complete(job.mesh().world_size())?))
     }
 
     /// The rest of the steps, from a checkpoint, and the weights at the end.
     fn resume(
         &self,
         subject: &Subject,
-        ranks: usize,
+        layout: Layout,
         checkpoint: &MemoryCheckpoint,
     ) -> Result<(Steps, Tensors)> {
-        let job = self.job(subject, ranks);
+        let job = self.job(subject, layout);
         let ends = subject.run(
             &job,
             || WeightInit::Deferred,
@@ -164,22 +174,22 @@ impl Run {
     }
 }
 
-fn resumes(run: &Run, ranks: usize, findings: &mut Findings) -> Result<()> {
+fn resumes(run: &Run, layout: Layout, findings: &mut Findings) -> Result<()> {
     let subject = &run.subject;
-    let job = run.job(subject, ranks);
+    let job = run.job(subject, layout);
     let whole = subject.run_from(&job, &run.five.weights, |rank| {
         let steps = run.steps(rank, 0..STEPS)?;
         Ok((steps, weights(&mut rank.engine, &Weights::Policy)?))
     })?;
     let (steps, expected) = &whole[0];
-    let (_, checkpoint) = run.save(subject, ranks)?;
+    let (_, checkpoint) = run.save(subject, layout)?;
     let three = run.five.model.parameters().len() * 3;
     let slots = checkpoint.iter().count();
     findings.fact(
         "every parameter has a weight and two moments",
         slots == three,
     );
-    let (resumed, found) = run.resume(subject, ranks, &checkpoint)?;
+    let (resumed, found) = run.resume(subject, layout, &checkpoint)?;
     let same = resumed == steps[SAVED_AT..];
     findings.fact(
         "losses, norms and rates after resuming are the same bits",
@@ -188,19 +198,19 @@ fn resumes(run: &Run, ranks: usize, findings: &mut Findings) -> Result<()> {
     equal(findings, "weights after resuming", &found, expected);
     // Resuming from weights alone must not look the same, or the moments were never read.
     let cold = checkpoint.without_moments();
-    let (_, cold) = run.resume(subject, ranks, &cold)?;
+    let (_, cold) = run.resume(subject, layout, &cold)?;
     findings.fact("the moments matter", cold != found);
     Ok(())
 }
 
 fn moves(
     run: &Run,
-    (from, from_ranks): (&Subject, usize),
-    (to, to_ranks): (&Subject, usize),
+    (from, from_layout): (&Subject, Layout),
+    (to, to_layout): (&Subject, Layout),
     findings: &mut Findings,
 ) -> Result<()> {
-    let (mut steps, checkpoint) = run.save(from, from_ranks)?;
-    let (rest, weights) = run.resume(to, to_ranks, &checkpoint)?;
+    let (mut steps, checkpoint) = run.save(from, from_layout)?;
+    let (rest, weights) = run.resume(to, to_layout, &checkpoint)?;
     steps.extend(rest);
     let found = Trace {
         losses: steps.iter().map(|s| s.0).collect(),
@@ -220,7 +230,7 @@ fn moves(
 }
 
 fn other_model(run: &Run, subject: &Subject, findings: &mut Findings) -> Result<()> {
-    let (_, checkpoint) = run.save(subject, 1)?;
+    let (_, checkpoint) = run.save(subject, Layout::default())?;
     let mut other = run.five.model.clone();
     other.vocab_size += 1;
     let job = subject.job(&other);

@@ -4,13 +4,10 @@ use std::sync::Arc;
 
 use drivetrain_core::{Result, engine::Backend, plan::MicrobatchLimit};
 
-use super::{
-    five_steps::FiveSteps,
-    step::{Layout, WHOLE},
-};
+use super::five_steps::FiveSteps;
 use crate::{
     fixture::model,
-    suite::{Case, Findings, Needs, Subject},
+    suite::{Case, Findings, Layout, Needs, Subject},
 };
 
 /// This backend's layout and the other's ranks.
@@ -25,15 +22,15 @@ pub(super) fn cases(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
     for name in ["dense", "tied", "bias", "q3", "window", "mixtral", "q3_moe"] {
         for other in backends {
             for (ranks, limit, other_ranks) in LAYOUTS {
-                let needs = |data_ranks| Needs {
-                    data_ranks,
+                let needs = |ranks| Needs {
+                    layout: Layout::data(ranks),
                     ..Needs::model(&model(name))
                 };
                 if needs(other_ranks).unmet(other).is_some() {
                     continue;
                 }
                 let of = other.clone();
-                let layout = Layout { ranks, limit };
+                let layout = Layout::data(ranks).limit(limit);
                 cases.push(Case::new(
                     format!(
                         "engines/{name}/ranks{ranks}_beside_{}_ranks{other_ranks}",
@@ -60,7 +57,7 @@ fn beside(
 ) -> Result<()> {
     let five = FiveSteps::of(name, subject)?;
     let found = five.train(subject, layout, findings)?;
-    let expected = five.train(other, Layout { ranks, ..WHOLE }, findings)?;
+    let expected = five.train(other, Layout::data(ranks), findings)?;
     // Each of the two may be off by its tolerance.
     five.check_beside(&found, &expected, 2.0, findings);
     Ok(())

@@ -19,7 +19,7 @@ use crate::{
     compare::Bound,
     fixture::{batches, model},
     objective::Failing,
-    suite::{Case, Findings, Needs, Rank, Subject},
+    suite::{Case, Findings, Layout, Needs, Rank, Subject},
     tolerance::Tensors,
     train::weights,
 };
@@ -29,7 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
     for name in ["dense", "tied", "no_layers"] {
         for ranks in [1, 2] {
             let needs = Needs {
-                data_ranks: ranks,
+                layout: Layout::data(ranks),
                 ..Needs::model(&model(name))
             };
             let mut add = |what: &str, needs: Needs, run: Run| {

@@ -8,15 +8,15 @@ use std::{
 
 use drivetrain_core::{
     DType, Result, batch::Batch, config::OptimizerConfig, model::ModelSpec, objective::Nll,
-    plan::MicrobatchLimit, weights::MemoryWeights,
+    weights::MemoryWeights,
 };
 
-use super::step::{Layout, Setting, WHOLE, oracle};
+use super::step::{Setting, oracle};
 use crate::{
     compare::Bound,
     fixture::{batches, model},
     objective::Watched,
-    suite::{Findings, Subject},
+    suite::{Findings, Layout, Subject},
     tolerance::{Tensors, Tolerances, WEIGHT_FLOOR, weights_after},
     train::{Trace, Training, tensors},
 };
@@ -70,7 +70,7 @@ impl FiveSteps {
         let batches: Vec<_> = (0..STEPS).map(batch).collect::<Result<_>>()?;
         let nll = Nll::default();
         let watched = Watched::new(&nll);
-        setting.step(&oracle(subject), &batches[0], &watched, WHOLE)?;
+        setting.step(&oracle(subject), &batches[0], &watched, Layout::default())?;
         let mut tolerances = setting.tolerances(subject, &batches[0], 1.0)?;
         for batch in &batches[1..] {
             let next = setting.tolerances(subject, batch, 1.0)?;
@@ -86,7 +86,11 @@ impl FiveSteps {
             bounds: Tensors::new(),
             model,
         };
-        five.exact = five.train(&oracle(subject), WHOLE, &mut Findings::default())?;
+        five.exact = five.train(
+            &oracle(subject),
+            Layout::default(),
+            &mut Findings::default(),
+        )?;
         let start = tensors(&five.weights);
         let (parameters, steps) = (five.model.parameters(), &five.exact.steps);
         five.bounds = weights_after(&parameters, &optimizer(), &start, steps, &five.tolerances);
@@ -106,8 +110,7 @@ impl FiveSteps {
             batches: &self.batches,
             objective: &Nll::default(),
             optimizer: optimizer(),
-            ranks: layout.ranks,
-            limit: layout.limit,
+            layout,
         };
         training.run(subject, findings)
     }
@@ -156,13 +159,5 @@ impl FiveSteps {
         }
         let known = found.weights.len() == self.exact.weights.len();
         findings.fact("every weight is of a known parameter", known);
-    }
-
-    /// What micro-batches of two sequences look like on these ranks.
-    pub(super) fn in_twos(ranks: usize) -> Layout {
-        Layout {
-            ranks,
-            limit: MicrobatchLimit::Sequences(2),
-        }
     }
 }

@@ -7,18 +7,17 @@ use drivetrain_core::{
     batch::Batch,
     engine::ScoreRequest,
     model::{Family, MlpSpec, ModelSpec, MoeSpec},
-    plan::MicrobatchLimit,
 };
 use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner},
 };
 
-use super::step::{Layout, Setting};
+use super::step::Setting;
 use crate::{
     fixture::{batches, dense},
     objective::Polynomial,
-    suite::{Case, Findings, Needs, Subject},
+    suite::{Case, Findings, Layout, Needs, Subject},
 };
 
 pub(super) fn cases() -> Vec<Case> {
@@ -230,10 +229,7 @@ fn one(shape: &Shape, family: Family, subject: &Subject, findings: &mut Findings
         entropy: claims.entropy,
         at_ids: claims.log_probs_at,
     };
-    let layout = Layout {
-        ranks: 1,
-        limit: MicrobatchLimit::Sequences(shape.micro),
-    };
+    let layout = Layout::default().sequences(shape.micro);
     setting.check_step(subject, findings, &batch, &objective, layout)?;
     Ok(true)
 }

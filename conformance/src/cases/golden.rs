@@ -6,14 +6,13 @@ use drivetrain_core::{
     engine::{Engine, ScoreRequest, StepOptions},
     model::ModelSpec,
     objective::Nll,
-    plan::MicrobatchLimit,
 };
 
 use crate::{
     compare::Bound,
     golden::{Golden, GoldenRun, MODELS},
     oracle::ReferenceBackend,
-    suite::{Case, Findings, Needs, Subject},
+    suite::{Case, Findings, Layout, Needs, Subject},
     tolerance::{Tolerances, weights_after},
     train::{Training, gradients, tensors},
 };
@@ -112,8 +111,7 @@ fn three_steps(
         batches: &batches,
         objective: &objective,
         optimizer,
-        ranks: 1,
-        limit: MicrobatchLimit::All,
+        layout: Layout::default(),
     };
     let found = training.run(subject, findings)?;
     let oracle = training.run(&subject.other(reference()), findings)?;

@@ -8,11 +8,11 @@ use drivetrain_core::{
     plan::MicrobatchLimit,
 };
 
-use super::step::{Layout, Setting};
+use super::step::Setting;
 use crate::{
     fixture::{batches, dense},
     objective::Polynomial,
-    suite::{Case, Findings, Needs, Subject},
+    suite::{Case, Findings, Layout, Needs, Subject},
 };
 
 /// Tokens and scored tokens: about a block of 64 and 128, more than one, and packed with short ones.
@@ -84,7 +84,7 @@ fn of_model(name: &str, model: &ModelSpec, sequences: &'static [(usize, usize)])
                 entropy: true,
                 at_ids: false,
             };
-            let layout = Layout { ranks: 1, limit };
+            let layout = Layout::default().limit(limit);
             setting.check_step(subject, findings, &batch, &objective, layout)
         }
     };

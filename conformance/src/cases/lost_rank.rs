@@ -12,7 +12,7 @@ use drivetrain_core::{
 use super::step::Setting;
 use crate::{
     fixture::{batches, model},
-    suite::{Case, Findings, Needs, Rank, Subject},
+    suite::{Case, Findings, Layout, Needs, Rank, Subject},
 };
 
 /// Most operations of a step that are tried.
@@ -21,7 +21,7 @@ const MOST: i64 = 60;
 pub(super) fn cases() -> Vec<Case> {
     let case = |name: &'static str| {
         let needs = Needs {
-            data_ranks: 2,
+            layout: Layout::data(2),
             ..Needs::model(&model(name))
         };
         Case::new(format!("lost_rank/{name}"), needs, move |s, f| {

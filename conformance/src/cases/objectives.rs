@@ -6,13 +6,12 @@ use drivetrain_core::{
     config::{KlEstimator, ObjectiveConfig, ObjectiveKind},
     engine::ScoreRequest,
     objective::{self, ADVANTAGES, OLD_LOG_PROBS, REFERENCE_LOG_PROBS},
-    plan::MicrobatchLimit,
 };
 
-use super::step::{Layout, Setting, oracle};
+use super::step::{Setting, oracle};
 use crate::{
     fixture::{Random, batches, model},
-    suite::{Case, Findings, Needs, Subject},
+    suite::{Case, Findings, Layout, Needs, Subject},
 };
 
 const KINDS: [(&str, ObjectiveKind, Option<KlEstimator>); 7] = [
@@ -29,9 +28,9 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for name in ["dense", "q3", "bias", "mixtral", "no_layers"] {
         for (kind_name, kind, kl) in KINDS {
-            for (cut, ranks, limit) in [
-                ("whole", 1, MicrobatchLimit::All),
-                ("cut", 2, MicrobatchLimit::Sequences(2)),
+            for (cut, layout) in [
+                ("whole", Layout::default()),
+                ("cut", Layout::data(2).sequences(2)),
             ] {
                 for entropy in [false, true] {
                     // DPO has no entropy term.
@@ -47,7 +46,7 @@ pub(super) fn cases() -> Vec<Case> {
                         ..ObjectiveConfig::default()
                     };
                     let needs = Needs {
-                        data_ranks: ranks,
+                        layout,
                         entropy,
                         ..Needs::model(&model(name))
                     };
@@ -55,7 +54,7 @@ pub(super) fn cases() -> Vec<Case> {
                     cases.push(Case::new(
                         format!("objectives/{name}/{kind_name}{bonus}_{cut}"),
                         needs,
-                        move |s, f| one_step(name, &config, Layout { ranks, limit }, s, f),
+                        move |s, f| one_step(name, &config, layout, s, f),
                     ));
                 }
             }

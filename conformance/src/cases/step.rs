@@ -8,7 +8,6 @@ use drivetrain_core::{
     engine::{Engine, ScoreRequest, StepOptions},
     model::ModelSpec,
     objective::{Objective, TokenOutputs},
-    plan::MicrobatchLimit,
     weights::MemoryWeights,
 };
 
@@ -16,7 +15,7 @@ use crate::{
     compare::{Bound, largest},
     objective::Watched,
     oracle::ReferenceBackend,
-    suite::{Findings, Subject},
+    suite::{Findings, Layout, Subject},
     tolerance::{Tensors, Tolerances},
     train::gradients,
 };
@@ -27,19 +26,6 @@ pub(super) struct Setting<'a> {
     pub(super) model: &'a ModelSpec,
     pub(super) weights: MemoryWeights,
 }
-
-/// How the work is laid out.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Layout {
-    pub(super) ranks: usize,
-    pub(super) limit: MicrobatchLimit,
-}
-
-/// One rank, one micro-batch.
-pub(super) const WHOLE: Layout = Layout {
-    ranks: 1,
-    limit: MicrobatchLimit::All,
-};
 
 /// What one step reports.
 #[derive(Debug, Clone)]
@@ -73,7 +59,7 @@ impl<'a> Setting<'a> {
         let mut totals = BatchTotals::count(&global);
         objective.prepare(&mut global, &mut totals)?;
         let mut job = subject.job(self.model);
-        job.config.parallel.data_parallel_size = layout.ranks;
+        layout.lay_out(&mut job);
         let exports = subject.backend.capability().export_gradients;
         let steps = subject.run_from(&job, &self.weights, |rank| {
             let share = rank.share(&global, layout.limit)?;
@@ -141,7 +127,7 @@ impl<'a> Setting<'a> {
         let temperature = objective.requires().temperature;
         let tolerances = self.tolerances(subject, batch, temperature)?;
         let watched = Watched::new(objective);
-        let exact = self.step(&oracle(subject), batch, &watched, WHOLE)?;
+        let exact = self.step(&oracle(subject), batch, &watched, Layout::default())?;
         let (by_log_prob, by_entropy) = watched.slopes();
         let found = self.step(subject, batch, objective, layout)?;
         let loss = tolerances.log_prob * by_log_prob + tolerances.entropy * by_entropy;

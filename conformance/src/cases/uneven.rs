@@ -9,16 +9,12 @@ use drivetrain_core::{
     plan::MicrobatchLimit,
 };
 
-use super::{
-    engine_state::equal,
-    five_steps::{FiveSteps, optimizer},
-    step::{Layout, Setting},
-};
+use super::{engine_state::equal, five_steps::optimizer, step::Setting};
 use crate::{
     compare::Bound,
     fixture::{batches, dense, model},
     objective::{POISON, Poisoned},
-    suite::{Case, Findings, Needs, Subject},
+    suite::{Case, Findings, Layout, Needs, Subject},
     train::{tensors, weights},
 };
 
@@ -26,7 +22,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for ranks in [1, 2, 4] {
         let needs = Needs {
-            data_ranks: ranks,
+            layout: Layout::data(ranks),
             ..Needs::model(&model("dense"))
         };
         let mut add = |what: &str, run: fn(usize, &Subject, &mut Findings) -> Result<()>| {
@@ -41,7 +37,7 @@ pub(super) fn cases() -> Vec<Case> {
         for rows in [1, 5, 97] {
             let model = uneven(rows);
             let needs = Needs {
-                data_ranks: ranks,
+                layout: Layout::data(ranks),
                 ..Needs::model(&model)
             };
             let name = format!("uneven/ranks{ranks}/rows_of_{rows}");
@@ -107,10 +103,7 @@ fn fewer_sequences(ranks: usize, subject: &Subject, findings: &mut Findings) -> 
     let model = model("dense");
     let setting = Setting::new(&model, subject.settings.seed)?;
     let batch = batches::scored(&[(6, 4)], model.vocab_size, subject.settings.seed)?;
-    let layout = Layout {
-        ranks,
-        limit: MicrobatchLimit::Sequences(1),
-    };
+    let layout = Layout::data(ranks).sequences(1);
     setting.check_step(subject, findings, &batch, &Nll::default(), layout)?;
     let none = BatchBuilder::new().build()?;
     setting.check_step(subject, findings, &none, &Nll::default(), layout)
@@ -164,7 +157,7 @@ fn uneven_rows(
     let model = uneven(rows);
     let setting = Setting::new(&model, subject.settings.seed)?;
     let batch = batches::eight(rows, subject.settings.seed)?;
-    let layout = FiveSteps::in_twos(ranks);
+    let layout = Layout::data(ranks).sequences(2);
     setting.check_step(subject, findings, &batch, &Nll::default(), layout)?;
     let mut job = subject.job(&model);
     job.config.parallel.data_parallel_size = ranks;

@@ -4,11 +4,12 @@ use std::{fmt, sync::Arc};
 
 use drivetrain_core::{
     Result, Severity,
+    config::check_claims,
     engine::{Backend, Capability},
     model::ModelSpec,
 };
 
-use super::{findings::Findings, subject::Subject};
+use super::{findings::Findings, layout::Layout, subject::Subject};
 use crate::fixture::{self, ModelFixture};
 
 type Run = Arc<dyn Fn(&Subject, &mut Findings) -> Result<()> + Send + Sync>;
@@ -31,8 +32,10 @@ pub struct Case {
 pub struct Needs {
     /// The models that it runs.
     pub models: Vec<ModelSpec>,
-    /// Data-parallel ranks, where more than one.
-    pub data_ranks: usize,
+    /// How its work is laid out.
+    pub layout: Layout,
+    /// And other layouts that it runs.
+    pub also: Vec<Layout>,
     /// Entropy, forward and backward.
     pub entropy: bool,
     /// Log-probs at given ids.
@@ -83,17 +86,6 @@ impl Needs {
         if let Some(model) = self.models.iter().find(|m| model(m)) {
             return Some(format!("does not claim the family {:?}", model.family));
         }
-        if self.data_ranks > 1 {
-            let most = claims
-                .data_parallel
-                .map(|d| d.max_ranks.unwrap_or(usize::MAX));
-            if most.unwrap_or(1) < self.data_ranks {
-                return Some(format!(
-                    "does not claim {} data-parallel ranks",
-                    self.data_ranks
-                ));
-            }
-        }
         [
             (self.entropy, claims.entropy, "entropy"),
             (self.log_probs_at, claims.log_probs_at, "log_probs_at"),
@@ -110,16 +102,23 @@ impl Needs {
         .map(|(_, _, what)| format!("does not claim {what}"))
     }
 
-    /// A backend may refuse a model of a family that it claims, by a rule of its own.
+    /// The layout may be beyond what the backend claims, and it may refuse a model by a rule of its own.
     fn refused(&self, backend: &Arc<dyn Backend>) -> Option<String> {
         let subject = Subject {
             backend: backend.clone(),
             settings: super::Settings::default(),
         };
-        self.models.iter().find_map(|model| {
-            let mut job = subject.job(model);
-            job.config.parallel.data_parallel_size = self.data_ranks.max(1);
-            let faults = backend.check(&job);
+        let layouts = || std::iter::once(&self.layout).chain(&self.also);
+        let jobs = self.models.iter().flat_map(|model| {
+            layouts().map(|layout| {
+                let mut job = subject.job(model);
+                layout.lay_out(&mut job);
+                job
+            })
+        });
+        jobs.into_iter().find_map(|job| {
+            let mut faults = check_claims(&job, &**backend);
+            faults.extend(backend.check(&job));
             let fault = faults.iter().find(|d| d.severity == Severity::Error)?;
             Some(format!("its check says {}: {}", fault.rule, fault.found))
         })

@@ -4,6 +4,7 @@ mod args;
 mod case;
 mod faulty;
 mod findings;
+mod layout;
 mod subject;
 
 use std::{
@@ -20,6 +21,7 @@ pub use args::SuiteArgs;
 pub use case::{Case, Claims, Needs};
 pub use faulty::FaultyCommunicator;
 pub use findings::{CaseReport, Findings};
+pub use layout::Layout;
 pub use subject::{Rank, Settings, Subject};
 
 use crate::cases;
@@ -39,8 +41,8 @@ pub struct Outcome {
     pub cases: Vec<CaseReport>,
     /// (backend, reason) to the cases that were not asked for.
     pub skipped: BTreeMap<(String, String), Vec<String>>,
-    /// Backends of which too few cases were asked.
-    pub too_few: Vec<String>,
+    /// Backends of which too few cases were asked, or which claim what no case judges.
+    pub unjudged: Vec<String>,
     /// Whether only names were printed.
     pub listed: bool,
 }
@@ -49,7 +51,7 @@ impl Outcome {
     /// Whether something ran and nothing failed.
     pub fn passed(&self) -> bool {
         let ran = self.listed || !self.cases.is_empty();
-        ran && self.too_few.is_empty() && self.cases.iter().all(|c| c.passed)
+        ran && self.unjudged.is_empty() && self.cases.iter().all(|c| c.passed)
     }
 }
 
@@ -111,10 +113,12 @@ impl Suite {
         let mut trials = Vec::new();
         for backend in &self.backends {
             let mut selected = 0;
+            let mut claims = self.claims(backend);
             for case in self.cases() {
                 match case.needs.unmet(backend) {
                     None => {
                         selected += 1;
+                        claims.retain(|claim| !(claim.used)(&case.needs.layout));
                         trials.push(trial(case, backend, args.settings, reports.clone()));
                     }
                     Some(reason) => {
@@ -123,8 +127,12 @@ impl Suite {
                     }
                 }
             }
+            outcome.unjudged.extend(claims.iter().map(|claim| {
+                let (name, claim) = (backend.name(), claim.name);
+                format!("{name} claims {claim}, and no case was selected that puts it to work")
+            }));
             if selected < self.at_least {
-                outcome.too_few.push(format!(
+                outcome.unjudged.push(format!(
                     "{}: {selected} cases selected, at least {} expected",
                     backend.name(),
                     self.at_least
@@ -161,6 +169,14 @@ impl Suite {
 }
 
 impl Suite {
+    /// What a backend claims that some layout must put to work; nothing where only some groups are wanted.
+    fn claims(&self, backend: &Arc<dyn Backend>) -> Vec<&'static layout::LayoutClaim> {
+        let claims = backend.capability();
+        let claimed =
+            |claim: &&layout::LayoutClaim| self.groups.is_empty() && (claim.claimed)(&claims);
+        layout::CLAIMS.iter().filter(claimed).collect()
+    }
+
     fn cases(&self) -> Vec<Case> {
         let mut cases = cases::all(&self.backends);
         cases.retain(|case| {
@@ -237,7 +253,7 @@ fn print(outcome: &Outcome) {
             cases.len()
         );
     }
-    for shortfall in &outcome.too_few {
+    for shortfall in &outcome.unjudged {
         println!("FAILED: {shortfall}");
     }
     if outcome.cases.is_empty() {

@@ -1,0 +1,137 @@
+//! How a case's work is laid out: ranks, micro-batches, recomputation.
+
+use drivetrain_core::{
+    config::{JobSpec, ParallelConfig, RecomputeConfig, RecomputeModule},
+    engine::Capability,
+    plan::MicrobatchLimit,
+};
+
+/// A layout. The default is one rank and one micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// How ranks are arranged.
+    pub parallel: ParallelConfig,
+    /// The first layers that are computed again in backward.
+    pub full_layers: usize,
+    /// Modules of every layer that are computed again in backward.
+    pub modules: &'static [RecomputeModule],
+    /// How much a micro-batch may hold.
+    pub limit: MicrobatchLimit,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self::data(1)
+    }
+}
+
+impl Layout {
+    /// Data-parallel ranks, each with one micro-batch.
+    pub fn data(ranks: usize) -> Self {
+        Self::parallel(ParallelConfig {
+            data_parallel_size: ranks,
+            ..ParallelConfig::default()
+        })
+    }
+
+    /// Ranks, each with one micro-batch.
+    pub fn parallel(parallel: ParallelConfig) -> Self {
+        Self {
+            parallel,
+            full_layers: 0,
+            modules: &[],
+            limit: MicrobatchLimit::All,
+        }
+    }
+
+    /// With micro-batches of this size.
+    #[must_use]
+    pub fn limit(self, limit: MicrobatchLimit) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// With micro-batches of this many sequences.
+    #[must_use]
+    pub fn sequences(self, sequences: usize) -> Self {
+        self.limit(MicrobatchLimit::Sequences(sequences))
+    }
+
+    /// Writes it into a job, but for the threads of a rank and the micro-batches, which go with the batch.
+    pub fn lay_out(&self, job: &mut JobSpec) {
+        let config = &mut job.config;
+        config.parallel = ParallelConfig {
+            threads_per_rank: config.parallel.threads_per_rank,
+            ..self.parallel
+        };
+        config.recompute = RecomputeConfig {
+            modules: self.modules.to_vec(),
+            full_layers: self.full_layers,
+        };
+    }
+}
+
+/// Something a backend may claim that only some layouts put to work.
+pub(super) struct LayoutClaim {
+    pub(super) name: &'static str,
+    pub(super) claimed: fn(&Capability) -> bool,
+    pub(super) used: fn(&Layout) -> bool,
+}
+
+/// All of them: whatever is claimed must be judged by at least one case.
+pub(super) const CLAIMS: &[LayoutClaim] = &[
+    LayoutClaim {
+        name: "data_parallel",
+        claimed: |c| c.data_parallel.is_some(),
+        used: |l| l.parallel.data_parallel_size > 1,
+    },
+    LayoutClaim {
+        name: "data_parallel.replicate",
+        claimed: |c| c.data_parallel.is_some_and(|d| d.replicate),
+        used: |l| l.parallel.data_replicate_size > 1,
+    },
+    LayoutClaim {
+        name: "tensor_parallel",
+        claimed: |c| c.tensor_parallel.is_some(),
+        used: |l| l.parallel.tensor_parallel_size > 1,
+    },
+    LayoutClaim {
+        name: "tensor_parallel.sequence_parallel",
+        claimed: |c| c.tensor_parallel.is_some_and(|t| t.sequence_parallel),
+        used: |l| l.parallel.sequence_parallel,
+    },
+    LayoutClaim {
+        name: "pipeline_parallel",
+        claimed: |c| c.pipeline_parallel.is_some(),
+        used: |l| l.parallel.pipeline_parallel_size > 1,
+    },
+    LayoutClaim {
+        name: "pipeline_parallel.interleaved",
+        claimed: |c| c.pipeline_parallel.is_some_and(|p| p.interleaved),
+        used: |l| l.parallel.virtual_pipeline_size > 1,
+    },
+    LayoutClaim {
+        name: "context_parallel",
+        claimed: |c| c.context_parallel.is_some(),
+        used: |l| l.parallel.context_parallel_size > 1,
+    },
+    LayoutClaim {
+        name: "expert_parallel",
+        claimed: |c| c.expert_parallel.is_some(),
+        used: |l| l.parallel.expert_parallel_size > 1,
+    },
+    LayoutClaim {
+        name: "expert_parallel.expert_tensor",
+        claimed: |c| c.expert_parallel.is_some_and(|e| e.expert_tensor),
+        used: |l| l.parallel.expert_tensor_parallel_size.unwrap_or(1) > 1,
+    },
+    LayoutClaim {
+        name: "recompute.full",
+        claimed: |c| c.recompute.full,
+        used: |l| l.full_layers > 0,
+    },
+    LayoutClaim {
+        name: "recompute.selective",
+        claimed: |c| c.recompute.selective,
+        used: |l| !l.modules.is_empty(),
+    },
+];
