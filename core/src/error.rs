@@ -84,6 +84,7 @@ struct Inner {
     context: Vec<(&'static str, String)>,
     help: Option<String>,
     diagnostics: Vec<Diagnostic>,
+    others: Vec<String>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -97,6 +98,7 @@ impl Error {
             context: Vec::new(),
             help: None,
             diagnostics: Vec::new(),
+            others: Vec::new(),
             source: None,
         }))
     }
@@ -146,6 +148,14 @@ impl Error {
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
         self.0.source = Some(source.into());
+        self
+    }
+
+    /// Tells of other faults of the same kind that were found with this one.
+    #[must_use]
+    pub fn and(mut self, others: impl IntoIterator<Item = Self>) -> Self {
+        let others = others.into_iter().map(|other| other.summary());
+        self.0.others.extend(others);
         self
     }
 
@@ -202,6 +212,7 @@ impl Error {
             context: inner.context.clone(),
             help: inner.help.clone(),
             diagnostics: inner.diagnostics.clone(),
+            others: inner.others.clone(),
             source: inner.source.as_ref().map(|s| s.to_string().into()),
         }))
     }
@@ -227,6 +238,9 @@ impl fmt::Display for Error {
         }
         if let Some(help) = &inner.help {
             write!(f, "\n  help: {help}")?;
+        }
+        for other in &inner.others {
+            write!(f, "\n  also: {other}")?;
         }
         Ok(())
     }

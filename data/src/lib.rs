@@ -1,6 +1,6 @@
 //! Text in, tokens out: jsonl data sets, tokenizers, chat templates, and models of the Hugging Face hub.
 //!
-//! [`Dataset::open`] reads a file once and says everything that is wrong with it before training starts;
+//! [`Dataset::open`] reads a file once and says what is wrong with it, up to ten lines at once, before training starts;
 //! [`Dataset::batches`] then gives the training loop its batches. Core itself takes tokens only.
 //!
 //! # Lines

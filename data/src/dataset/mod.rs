@@ -80,7 +80,7 @@ impl Dataset {
     ///
     /// # Errors
     /// `File` if the file, or a tokenizer that its lines need, cannot be read; `Data` naming file, line and field
-    /// of the first fault, or if no line is usable.
+    /// of up to ten faults, or if no line is usable.
     pub fn open(path: &Path, options: &DatasetOptions) -> Result<Self> {
         read::open(path, options)
     }

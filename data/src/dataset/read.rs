@@ -21,6 +21,8 @@ use crate::{
 /// Lines, and about as many bytes, that are tokenized at once over all cores.
 const CHUNK_LINES: usize = 4096;
 const CHUNK_BYTES: usize = 8 << 20;
+/// Faulty lines that are told of at once.
+const MOST_FAULTS: usize = 10;
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 pub(super) fn open(path: &Path, options: &DatasetOptions) -> Result<Dataset> {
@@ -35,7 +37,8 @@ pub(super) fn open(path: &Path, options: &DatasetOptions) -> Result<Dataset> {
     };
     let size = file.metadata().map_or(0, |metadata| metadata.len());
     let mut told = Instant::now();
-    loop {
+    let mut faults = Vec::new();
+    while faults.len() < MOST_FAULTS {
         let chunk = lines.chunk()?;
         if chunk.is_empty() {
             break;
@@ -48,10 +51,18 @@ pub(super) fn open(path: &Path, options: &DatasetOptions) -> Result<Dataset> {
         let read = |raw: &RawLine| reader.read(&raw.bytes, raw.place(path));
         let read: Vec<_> = chunk.par_iter().map(read).collect();
         for (raw, line) in chunk.iter().zip(read) {
-            if let Some(line) = line? {
-                collector.add(raw, line)?;
+            let added = line.and_then(|line| line.map_or(Ok(()), |line| collector.add(raw, line)));
+            match added {
+                Ok(()) => {}
+                Err(fault) if fault.kind() == ErrorKind::Data => faults.push(fault),
+                Err(error) => return Err(error),
             }
         }
+    }
+    faults.truncate(MOST_FAULTS);
+    if !faults.is_empty() {
+        let first = faults.remove(0);
+        return Err(first.and(faults));
     }
     let mut dataset = collector.finish(file, reader, options)?;
     dataset.records.shrink_to_fit();

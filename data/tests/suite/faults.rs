@@ -203,9 +203,9 @@ fn every_line_has_the_columns_of_the_first() {
     }
 }
 
-/// The first fault in the file's order is the one that is told, however many cores read it.
+/// Faults are told at once and in the file's order, however many cores read it.
 #[test]
-fn the_first_fault_is_told() {
+fn faults_of_several_lines_are_told_at_once() {
     let desk = Desk::new();
     let mut text = String::new();
     for line in 1..=20_000 {
@@ -221,6 +221,14 @@ fn the_first_fault_is_told() {
         error.context("location").unwrap().ends_with(":7001"),
         "{error}"
     );
+    let text = error.to_string();
+    let also: Vec<_> = text.lines().filter(|l| l.contains("also: ")).collect();
+    assert_eq!(also.len(), 2, "{error}");
+    assert!(also[0].contains(":9000"), "{error}");
+    assert!(also[1].contains(":14002"), "{error}");
+
+    let many = opened(&desk, "{}\n".repeat(1000).as_bytes()).to_string();
+    assert_eq!(many.lines().filter(|l| l.contains("also: ")).count(), 9);
 }
 
 proptest! {
