@@ -93,8 +93,8 @@ impl FsdpEngine {
         self.group.residents()
     }
 
-    /// Every micro-batch forward and backward. A rank whose data or objective is at fault goes on with empty
-    /// micro-batches, so that the others do not wait for it; at the end all ranks agree.
+    /// Every micro-batch forward and backward. A rank whose objective fails goes on with empty micro-batches, so
+    /// that the others do not wait for it; at the end all ranks agree.
     fn accumulate(
         &mut self,
         batch: &Batch,
@@ -102,31 +102,24 @@ impl FsdpEngine {
         totals: &BatchTotals,
     ) -> Result<ForwardBackwardReport> {
         let mut report = ForwardBackwardReport::default();
-        let mut fault = None;
-        for part in microbatches(batch) {
-            let part = if fault.is_some() {
-                batch.select(&[])
-            } else {
-                part
-            };
-            let packed = self.pack(&part, &part.scored(), &mut fault)?;
+        let mut outcome = Ok(());
+        for mut part in batch.iter_microbatches() {
+            if outcome.is_err() {
+                part = part.select(&[]);
+            }
+            let packed = self.pack(&part, &part.scored())?;
             let forwarded = self.pass().forward(&self.units, &packed)?;
-            let head = match &fault {
-                Some(_) => None,
-                None => self
+            let mut head = None;
+            if outcome.is_ok() {
+                outcome = self
                     .evaluate(&part, &packed, &forwarded, objective, totals, &mut report)
-                    .unwrap_or_else(|cause| {
-                        fault = Some(cause);
-                        None
-                    }),
-            };
+                    .map(|gradients| head = gradients);
+            }
             let pass = pass(&self.plan, &self.group, self.options);
             pass.backward(&mut self.units, &packed, forwarded, head)?;
         }
-        let mut loss = [report.loss];
-        self.agree("forward_backward", fault, &mut loss)?;
-        report.loss = loss[0];
-        report.metrics.all_reduce(&*self.world)?;
+        self.world.agree("forward_backward", outcome)?;
+        report.all_reduce(&*self.world)?;
         Ok(report)
     }
 
@@ -172,30 +165,8 @@ impl FsdpEngine {
         Ok(head)
     }
 
-    fn pack(&mut self, part: &Batch, scored: &[bool], fault: &mut Option<Error>) -> Result<Packed> {
-        Packed::new(part, scored, &self.plan.model, &mut self.rope).or_else(|cause| {
-            fault.get_or_insert(cause);
-            Packed::new(&part.select(&[]), &[], &self.plan.model, &mut self.rope)
-        })
-    }
-
-    /// Sums over all ranks, unless one of them has a fault: then every rank has an error.
-    fn agree(&self, operation: &'static str, fault: Option<Error>, sums: &mut [f64]) -> Result<()> {
-        let mut values = sums.to_vec();
-        values.push(f64::from(u8::from(fault.is_some())));
-        self.world.sum_f64(&mut values)?;
-        let failed = values.pop().unwrap_or_default();
-        sums.copy_from_slice(&values);
-        match fault {
-            Some(cause) => Err(cause.with("rank", self.world.rank())),
-            None if failed > 0.0 => Err(Error::new(
-                ErrorKind::RankLost,
-                operation,
-                "the data or the objective of another rank is at fault, so the step is dropped on all",
-            )
-            .with("ranks_failed", failed)),
-            None => Ok(()),
-        }
+    fn pack(&mut self, part: &Batch, scored: &[bool]) -> Result<Packed> {
+        Packed::new(part, scored, &self.plan.model, &mut self.rope)
     }
 
     fn pass(&self) -> Pass<'_> {
@@ -262,42 +233,29 @@ impl Engine for FsdpEngine {
 
     fn forward(&mut self, batch: &Batch, request: &ScoreRequest) -> Result<TokenOutputs> {
         let _no_grad = tch::no_grad_guard();
-        self.shards(&request.weights)?;
-        let mut outputs = TokenOutputs {
-            entropy: request.entropy.then(Vec::new),
-            log_probs_at: request.log_probs_at.as_ref().map(|_| Vec::new()),
-            ..TokenOutputs::default()
-        };
-        let mut fault = None;
-        for part in microbatches(batch) {
-            let packed = self.pack(&part, &all_but_first(&part), &mut fault)?;
-            let asked = ask(
+        let mut outputs = TokenOutputs::default();
+        for part in batch.iter_microbatches() {
+            let packed = self.pack(&part, &part.predicted())?;
+            let (asked, width) = ask(
                 &part,
                 &packed,
                 request.temperature,
                 request.entropy,
                 request.log_probs_at.as_deref(),
                 self.plan.model.vocab_size,
-            );
-            let (asked, width) = match asked {
-                Ok(asked) => asked,
-                Err(cause) => {
-                    fault.get_or_insert(cause);
-                    ask(&part, &packed, 1.0, false, None, 0)?
-                }
-            };
+            )?;
             let shards = self.shards(&request.weights)?;
             let scores = self.pass().score(&self.units, &shards, &packed, &asked)?;
-            append(&mut outputs, scores.spread(&packed, width));
+            outputs.append(scores.spread(&packed, width));
         }
-        self.agree("forward", fault, &mut [])?;
         Ok(outputs)
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
         let _no_grad = tch::no_grad_guard();
+        let answers = self.group.is_first_replica();
         self.optimizer
-            .step(&mut self.units.all, self.group.communicator(), options)
+            .step(&mut self.units.all, &*self.world, answers, options)
     }
 
     fn zero_grad(&mut self) -> Result<()> {
@@ -332,11 +290,8 @@ impl Engine for FsdpEngine {
     }
 
     fn import_weights(&mut self, weights: &Weights, source: &dyn WeightSource) -> Result<()> {
-        let (fault, shards) = match weights::read(&self.units.all, source) {
-            Ok(shards) => (None, shards),
-            Err(cause) => (Some(cause), Vec::new()),
-        };
-        self.agree("import_weights", fault, &mut [])?;
+        let read = weights::read(&self.units.all, source);
+        let shards = self.world.agree("import_weights", read)?;
         match weights {
             Weights::Policy => {
                 for (unit, shard) in self.units.all.iter_mut().zip(shards) {
@@ -412,18 +367,6 @@ fn pass<'a>(plan: &'a TrainPlan, group: &'a ShardGroup, options: Options) -> Pas
     }
 }
 
-/// The micro-batches, at least one, so that ranks without data take part.
-fn microbatches(batch: &Batch) -> impl Iterator<Item = Batch> {
-    (0..batch.num_microbatches().max(1)).map(|i| match batch.num_microbatches() {
-        0 => batch.select(&[]),
-        _ => batch.microbatch(i),
-    })
-}
-
-fn all_but_first(part: &Batch) -> Vec<bool> {
-    part.positions().iter().map(|&p| p > 0).collect()
-}
-
 fn no_outputs(packed: &Packed, asked: &Asked, width: usize) -> TokenOutputs {
     let zeros = |width: usize| vec![0.0; packed.num_tokens * width];
     TokenOutputs {
@@ -462,18 +405,6 @@ fn token_gradients(
         value.d_log_probs_at.as_deref().map(|d| (d, width)),
     )
     .map_err(torch("forward_backward"))
-}
-
-fn append(outputs: &mut TokenOutputs, part: TokenOutputs) {
-    outputs.log_probs.extend(part.log_probs);
-    for (all, part) in [
-        (&mut outputs.entropy, part.entropy),
-        (&mut outputs.log_probs_at, part.log_probs_at),
-    ] {
-        if let (Some(all), Some(part)) = (all, part) {
-            all.extend(part);
-        }
-    }
 }
 
 /// Threads a rank computes with: as configured, else the machine's cores shared by the ranks.

@@ -5,7 +5,7 @@ use drivetrain_core::{
     communicator::Communicator,
     config::{JobConfig, OptimizerConfig},
     engine::{OptimReport, StepOptions},
-    optim::{LearningRate, clip_factor, weight_decay},
+    optim::{self, LearningRate, weight_decay},
 };
 use tch::{Device, Kind, Tensor};
 
@@ -34,47 +34,38 @@ impl Optimizer {
         }
     }
 
-    /// One step over all units, whose gradients are dropped. Collective over `shards`: the all-reduce of squared
-    /// norm and finite flag is where the step commits or every rank skips it.
+    /// One step over all units, whose gradients are dropped. Collective over `world`. Replicas of a shard hold
+    /// the same gradients: one of them `answers` for their norm.
     pub(crate) fn step(
         &mut self,
         units: &mut [Unit],
-        shards: &dyn Communicator,
+        world: &dyn Communicator,
+        answers: bool,
         options: &StepOptions,
     ) -> Result<OptimReport> {
-        let learning_rate = options
-            .learning_rate
-            .unwrap_or_else(|| self.schedule.at(self.step));
-        let scale = 1.0 / options.gradient_divisor.unwrap_or(1.0);
-        let mut squares = 0.0;
-        for unit in units.iter() {
-            squares += sum_of_squares(unit).map_err(torch("grad_norm"))?;
+        let squares = units.iter().map(sum_of_squares).sum::<Torch<f64>>();
+        // 0 for another replica, unless it is not finite.
+        let own = squares.map(|squares| if answers { squares } else { 0.0 * squares });
+        let decision = optim::decide(
+            world,
+            own.map_err(torch("grad_norm")),
+            self.step,
+            &self.schedule,
+            self.config.max_grad_norm,
+            options,
+        )?;
+        let report = decision.report;
+        if let Some(scale) = decision.gradient_scale {
+            let updated = units
+                .iter_mut()
+                .try_for_each(|unit| self.update(unit, report.learning_rate, scale));
+            optim::committed(report.step, updated.map_err(torch("optim_step")))?;
         }
-        let mut sums = [squares, f64::from(u8::from(!squares.is_finite()))];
-        shards.sum_f64(&mut sums)?;
-        let grad_norm = sums[0].sqrt() * scale.abs();
-        let skipped = sums[1] > 0.0 || !grad_norm.is_finite();
-        let factor = match skipped {
-            true => 1.0,
-            false => clip_factor(grad_norm, self.config.max_grad_norm),
-        };
-        if !skipped {
-            for unit in units.iter_mut() {
-                self.update(unit, learning_rate, scale * factor)
-                    .map_err(torch("optim_step"))?;
-            }
-            self.step += 1;
-        }
+        self.step = report.step;
         for unit in units {
             unit.gradient = None;
         }
-        Ok(OptimReport {
-            step: self.step,
-            grad_norm,
-            clip_factor: factor,
-            skipped,
-            learning_rate,
-        })
+        Ok(report)
     }
 
     /// Parameters that decay and those that do not, each in one fused call.

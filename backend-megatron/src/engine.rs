@@ -13,6 +13,7 @@ use drivetrain_core::{
     },
     init::SeededWeights,
     objective::{Objective, TokenOutputs},
+    optim,
     plan::{PipelineAction, PipelineSchedule, TrainPlan},
     weights::{WeightSink, WeightSource},
 };
@@ -25,7 +26,7 @@ use crate::{
     model::Model,
     modules::{Context, RopeTables},
     optimizer::Optimizer,
-    packed::{Packed, all_but_first},
+    packed::Packed,
     weights::{self, Buffers},
     workspace::Workspace,
 };
@@ -34,6 +35,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct MegatronEngine {
     plan: TrainPlan,
+    world: Arc<dyn Communicator>,
     model: Model,
     cpu: Cpu,
     workspace: Workspace,
@@ -81,6 +83,7 @@ impl MegatronEngine {
             optimizer: Optimizer::new(&plan.config, &data),
             snapshots: BTreeMap::new(),
             plan: plan.clone(),
+            world: world.clone(),
             params,
             model,
             data,
@@ -88,7 +91,8 @@ impl MegatronEngine {
     }
 
     /// Every micro-batch forward and backward, in the order of the schedule; gradients are reduced behind
-    /// the last backward.
+    /// the last backward. A rank whose objective fails goes on with empty micro-batches, so that the others do
+    /// not wait for it; at the end all ranks agree.
     fn accumulate(
         &mut self,
         batch: &Batch,
@@ -96,29 +100,29 @@ impl MegatronEngine {
         totals: &BatchTotals,
     ) -> Result<ForwardBackwardReport> {
         let mut report = ForwardBackwardReport::default();
+        let mut outcome = Ok(());
         let mut open = BTreeMap::new();
-        let num_microbatches = batch.num_microbatches().max(1);
-        for action in PipelineSchedule::sequential(num_microbatches).actions {
+        let parts: Vec<Batch> = batch.iter_microbatches().collect();
+        for action in PipelineSchedule::sequential(parts.len()).actions {
             match action {
                 PipelineAction::Forward { microbatch, .. } => {
-                    let part = match batch.num_microbatches() {
-                        0 => batch.select(&[]),
-                        _ => batch.microbatch(microbatch),
-                    };
-                    let mut outcome =
-                        self.forward_microbatch(&part, objective, totals, &mut report);
-                    if microbatch + 1 == num_microbatches || outcome.is_err() {
-                        outcome = self.data.agree(outcome, &mut report);
+                    let mut saved = OpenMicrobatch::default();
+                    if outcome.is_ok() {
+                        outcome = self
+                            .forward_microbatch(&parts[microbatch], objective, totals, &mut report)
+                            .map(|forwarded| saved = forwarded);
                     }
-                    open.insert(microbatch, outcome?);
+                    open.insert(microbatch, saved);
                 }
                 PipelineAction::Backward { microbatch, .. } => {
                     if let Some(saved) = open.remove(&microbatch) {
-                        self.backward_microbatch(saved, microbatch + 1 == num_microbatches)?;
+                        self.backward_microbatch(saved, microbatch + 1 == parts.len())?;
                     }
                 }
             }
         }
+        self.world.agree("forward_backward", outcome)?;
+        self.data.all_reduce(&mut report)?;
         Ok(report)
     }
 
@@ -231,14 +235,9 @@ impl Engine for MegatronEngine {
 
     fn forward(&mut self, batch: &Batch, request: &ScoreRequest) -> Result<TokenOutputs> {
         let wanted = microbatch::head_request(request)?;
-        let mut outputs = TokenOutputs {
-            log_probs: Vec::with_capacity(batch.num_tokens()),
-            entropy: request.entropy.then(Vec::new),
-            ..TokenOutputs::default()
-        };
-        for index in 0..batch.num_microbatches() {
-            let part = batch.microbatch(index);
-            let packed = Packed::new(&part, &all_but_first(&part), self.plan.model.vocab_size)?;
+        let mut outputs = TokenOutputs::default();
+        for part in batch.iter_microbatches() {
+            let packed = Packed::new(&part, &part.predicted(), self.plan.model.vocab_size)?;
             self.rope.cover(&self.plan.model, packed.max_length());
             let cx = Context {
                 cpu: self.cpu,
@@ -249,10 +248,7 @@ impl Engine for MegatronEngine {
             };
             let params = self.weights(&request.weights)?;
             let scores = microbatch::score(&self.model, &cx, params, wanted);
-            outputs.log_probs.extend(packed.spread(scores.log_probs));
-            if let (Some(all), Some(part)) = (&mut outputs.entropy, scores.entropy) {
-                all.extend(packed.spread(part));
-            }
+            outputs.append(scores.spread(&packed));
         }
         Ok(outputs)
     }
@@ -261,8 +257,8 @@ impl Engine for MegatronEngine {
         self.check_open("optim_step")?;
         let report = self.optimizer.update(
             self.cpu,
-            &self.model.layout,
-            &self.data,
+            &*self.world,
+            (&self.model.layout, &self.data),
             &mut self.params,
             &self.grads,
             options,
@@ -270,16 +266,7 @@ impl Engine for MegatronEngine {
         self.grads.clear();
         if !report.skipped {
             let gathered = self.data.gather(&self.workspace, &mut self.params);
-            gathered.map_err(|cause| {
-                Error::new(
-                    ErrorKind::Poisoned,
-                    "optim_step",
-                    "a rank was lost while the new weights were gathered",
-                )
-                .with("step", report.step)
-                .help("end the job and resume from its last checkpoint")
-                .caused_by(cause)
-            })?;
+            optim::committed(report.step, gathered)?;
         }
         Ok(report)
     }
@@ -320,7 +307,8 @@ impl Engine for MegatronEngine {
     }
 
     fn import_weights(&mut self, which: &Weights, source: &dyn WeightSource) -> Result<()> {
-        let read = weights::import(&self.model.layout, source)?;
+        let read = weights::import(&self.model.layout, source);
+        let read = self.world.agree("import_weights", read)?;
         match which {
             Weights::Policy => self.params = read,
             Weights::Tag(tag) => {

@@ -15,8 +15,8 @@ use crate::{
     workspace::Buffer,
 };
 
-/// A micro-batch between its forward and its backward.
-#[derive(Debug)]
+/// A micro-batch between its forward and its backward. By default an empty one.
+#[derive(Debug, Default)]
 pub(crate) struct OpenMicrobatch {
     pub(crate) packed: Packed,
     pub(crate) accumulate: bool,
@@ -24,9 +24,10 @@ pub(crate) struct OpenMicrobatch {
 }
 
 /// What a micro-batch keeps.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) enum State {
     /// No token is scored: no gradient, and none is written.
+    #[default]
     Unscored,
     /// The head has to go backward.
     Forwarded(Vec<SavedBlock>, Box<SavedHead>, HeadGradients),
@@ -61,11 +62,6 @@ pub(crate) fn forward(
     if cx.packed.num_scored() == 0 {
         return Ok((State::Unscored, evaluate(&blank)?));
     }
-    let spread = |outputs: HeadOutputs| TokenOutputs {
-        log_probs: cx.packed.spread(outputs.log_probs),
-        entropy: outputs.entropy.map(|e| cx.packed.spread(e)),
-        ..TokenOutputs::default()
-    };
     let gradients = |value: &ObjectiveValue| HeadGradients {
         log_probs: cx.packed.gather(&value.d_log_probs),
         entropy: value.d_entropy.as_ref().map(|d| cx.packed.gather(d)),
@@ -79,11 +75,11 @@ pub(crate) fn forward(
         let (outputs, dx) = model
             .head
             .forward_backward(cx, params, grads, &x, request, &known);
-        let value = evaluate(&spread(outputs))?;
+        let value = evaluate(&outputs.spread(cx.packed))?;
         return Ok((State::HeadDone(saved, dx), value));
     }
     let (outputs, head) = model.head.forward(cx, params, &x, request, true);
-    let value = evaluate(&spread(outputs))?;
+    let value = evaluate(&outputs.spread(cx.packed))?;
     let gradients = gradients(&value);
     Ok((State::Forwarded(saved, Box::new(head), gradients), value))
 }
@@ -149,6 +145,17 @@ pub(crate) fn head_request(request: &ScoreRequest) -> Result<HeadRequest> {
         log_probs_at: request.log_probs_at.clone(),
         ..Requirements::default()
     })
+}
+
+impl HeadOutputs {
+    /// In their tokens' places, 0 elsewhere.
+    pub(crate) fn spread(self, packed: &Packed) -> TokenOutputs {
+        TokenOutputs {
+            log_probs: packed.spread(self.log_probs),
+            entropy: self.entropy.map(|e| packed.spread(e)),
+            ..TokenOutputs::default()
+        }
+    }
 }
 
 fn blocks(model: &Model, cx: &Context<'_>, params: &Buffers) -> (Buffer, Vec<SavedBlock>) {

@@ -2,6 +2,7 @@
 
 use drivetrain_core::{
     Result,
+    communicator::Communicator,
     config::{JobConfig, OptimizerConfig},
     engine::{OptimReport, StepOptions},
     optim::{self, LearningRate},
@@ -53,54 +54,43 @@ impl Optimizer {
     /// of any rank is not finite.
     ///
     /// # Errors
-    /// The communicator's, all before anything has changed.
+    /// Those of [`optim::decide`], all before anything has changed.
     pub(crate) fn update(
         &mut self,
         cpu: Cpu,
-        layout: &Layout,
-        data: &DataParallel,
+        world: &dyn Communicator,
+        (layout, data): (&Layout, &DataParallel),
         params: &mut Buffers,
         grads: &Gradients,
         options: &StepOptions,
     ) -> Result<OptimReport> {
-        let divisor = options.gradient_divisor.unwrap_or(1.0);
-        let learning_rate = options
-            .learning_rate
-            .unwrap_or_else(|| self.learning_rate.at(self.step));
-        // The commit point: after this sum every rank knows the same norm and takes the same way.
-        let mut sums = own_squares(cpu, layout, data, grads);
-        data.sum(&mut sums)?;
-        let grad_norm = sums[0].sqrt() / divisor;
-        let mut report = OptimReport {
-            step: self.step,
-            grad_norm,
-            clip_factor: 1.0,
-            skipped: sums[1] > 0.0 || !grad_norm.is_finite(),
-            learning_rate,
-        };
-        if report.skipped {
+        let decision = optim::decide(
+            world,
+            Ok(own_squares(cpu, data, grads)),
+            self.step,
+            &self.learning_rate,
+            self.config.max_grad_norm,
+            options,
+        )?;
+        let report = decision.report;
+        let Some(grad_scale) = decision.gradient_scale else {
             return Ok(report);
-        }
-        report.clip_factor = optim::clip_factor(grad_norm, self.config.max_grad_norm);
-        self.step += 1;
-        report.step = self.step;
+        };
+        self.step = report.step;
         for bucket in 0..data.num_buckets() {
             let own = data.own(bucket);
             let g = grads.own(data, bucket);
             let [m, v] = &mut self.moments[bucket];
             for piece in layout.buckets()[bucket].pieces(own.clone()) {
                 let spec = &layout.parameters()[piece.parameter];
-                if !spec.trainable {
-                    continue;
-                }
                 let factors = AdamW {
-                    lr: learning_rate,
+                    lr: report.learning_rate,
                     beta1: self.config.beta1,
                     beta2: self.config.beta2,
                     eps: self.config.epsilon,
                     weight_decay: optim::weight_decay(&self.config, spec),
                     step: self.step,
-                    grad_scale: report.clip_factor / divisor,
+                    grad_scale,
                 };
                 let local = piece.range.start - own.start..piece.range.end - own.start;
                 adamw::update(
@@ -123,21 +113,10 @@ impl Optimizer {
     }
 }
 
-/// Sum of squares of what this rank owns (every element is owned once, so the sum over ranks counts each
-/// parameter once), and 1 if any of it is not finite.
-fn own_squares(cpu: Cpu, layout: &Layout, data: &DataParallel, grads: &Gradients) -> [f64; 2] {
-    let mut sums = [0.0, 0.0];
-    for (bucket, places) in layout.buckets().iter().enumerate() {
-        let own = data.own(bucket);
-        let g = grads.own(data, bucket);
-        for piece in places.pieces(own.clone()) {
-            if layout.parameters()[piece.parameter].trainable {
-                let local = piece.range.start - own.start..piece.range.end - own.start;
-                let squares = elementwise::sum_of_squares(cpu, &g[local]);
-                sums[0] += squares.sum;
-                sums[1] += f64::from(u8::from(!squares.finite));
-            }
-        }
-    }
-    sums
+/// Sum of squares of what this rank owns: every element is owned once, so the sum over ranks counts each
+/// parameter once.
+fn own_squares(cpu: Cpu, data: &DataParallel, grads: &Gradients) -> f64 {
+    (0..data.num_buckets())
+        .map(|bucket| elementwise::sum_of_squares(cpu, grads.own(data, bucket)).sum)
+        .sum()
 }

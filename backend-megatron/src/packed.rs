@@ -3,7 +3,7 @@
 use drivetrain_core::{Error, ErrorKind, Result, batch::Batch};
 
 /// One micro-batch of T tokens.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Packed {
     /// Token ids, `[T]`, each below V.
     pub(crate) tokens: Vec<u32>,
@@ -84,9 +84,4 @@ impl Packed {
     pub(crate) fn gather(&self, values: &[f64]) -> Vec<f32> {
         self.scored.iter().map(|&t| values[t] as f32).collect()
     }
-}
-
-/// Every token but the first of its sequence, `[T]`.
-pub(crate) fn all_but_first(batch: &Batch) -> Vec<bool> {
-    batch.positions().into_iter().map(|p| p > 0).collect()
 }

@@ -129,9 +129,9 @@ impl Objective for Poisoned<'_> {
     }
 }
 
-/// Another loss that fails, as one does that meets a value which is not finite.
+/// Another loss that fails with this kind, where it is told to.
 #[derive(Debug)]
-pub struct Failing<'a>(pub &'a dyn Objective);
+pub struct Failing<'a>(pub &'a dyn Objective, pub Option<ErrorKind>);
 
 impl Objective for Failing<'_> {
     fn name(&self) -> &str {
@@ -142,12 +142,20 @@ impl Objective for Failing<'_> {
         self.0.requires()
     }
 
-    fn evaluate(&self, _: &Batch, _: &TokenOutputs, _: &BatchTotals) -> Result<ObjectiveValue> {
-        Err(Error::new(
-            ErrorKind::NonFinite,
-            "failing",
-            "it always fails",
-        ))
+    fn evaluate(
+        &self,
+        microbatch: &Batch,
+        outputs: &TokenOutputs,
+        totals: &BatchTotals,
+    ) -> Result<ObjectiveValue> {
+        match self.1 {
+            Some(kind) => Err(Error::new(
+                kind,
+                "failing",
+                "the objective was told to fail",
+            )),
+            None => self.0.evaluate(microbatch, outputs, totals),
+        }
     }
 }
 

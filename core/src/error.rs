@@ -46,6 +46,34 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// A number for the wire between ranks of one program.
+    pub(crate) fn code(self) -> i64 {
+        self as i64
+    }
+
+    /// The kind of a [`Self::code`].
+    pub(crate) fn from_code(code: i64) -> Self {
+        const ALL: [ErrorKind; 14] = [
+            ErrorKind::Config,
+            ErrorKind::Unsupported,
+            ErrorKind::Data,
+            ErrorKind::File,
+            ErrorKind::Checkpoint,
+            ErrorKind::CallOrder,
+            ErrorKind::NonFinite,
+            ErrorKind::RankLost,
+            ErrorKind::Timeout,
+            ErrorKind::Poisoned,
+            ErrorKind::Parity,
+            ErrorKind::Device,
+            ErrorKind::Interrupted,
+            ErrorKind::Defect,
+        ];
+        ALL.into_iter()
+            .find(|kind| kind.code() == code)
+            .unwrap_or(Self::Defect)
+    }
+
     /// The exit code of the program: 2 config, 3 data or file, 4 a fault at run time, 1 a defect.
     pub fn exit_code(self) -> u8 {
         match self {
@@ -86,6 +114,7 @@ struct Inner {
     diagnostics: Vec<Diagnostic>,
     others: Vec<String>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    secondary: bool,
 }
 
 impl Error {
@@ -100,6 +129,7 @@ impl Error {
             diagnostics: Vec::new(),
             others: Vec::new(),
             source: None,
+            secondary: false,
         }))
     }
 
@@ -159,6 +189,18 @@ impl Error {
         self
     }
 
+    /// Marks it as the echo of another rank's error.
+    #[must_use]
+    pub fn secondary(mut self) -> Self {
+        self.0.secondary = true;
+        self
+    }
+
+    /// Whether it is the echo of another rank's error, which says more.
+    pub fn is_secondary(&self) -> bool {
+        self.0.secondary
+    }
+
     /// The class of the failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -214,6 +256,7 @@ impl Error {
             diagnostics: inner.diagnostics.clone(),
             others: inner.others.clone(),
             source: inner.source.as_ref().map(|s| s.to_string().into()),
+            secondary: inner.secondary,
         }))
     }
 }

@@ -112,9 +112,7 @@ mod tests {
             kind,
             layer: None,
             expert: None,
-            trainable: true,
             dtype: DType::F32,
-            adapts: None,
         }
     }
 

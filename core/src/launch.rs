@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -16,14 +16,15 @@ use crate::{
 /// rank order. A rank that fails or panics ends the others at their next operation.
 ///
 /// # Errors
-/// The first cause: the error (or panic, as `RankLost`) of the rank that failed first.
+/// The first cause: of the ranks that failed by themselves, and not because another had, the error (or panic,
+/// as `RankLost`) of the one that failed first.
 pub fn run_ranks<T, F>(world_size: usize, timeout: Duration, rank_main: F) -> Result<Vec<T>>
 where
     T: Send,
     F: Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
 {
     let ends = LocalCommunicator::world(world_size, LocalOptions { timeout });
-    let first: std::sync::Mutex<Option<Error>> = std::sync::Mutex::default();
+    let first: Mutex<Option<Error>> = Mutex::default();
     let outcomes: Vec<Option<T>> = std::thread::scope(|scope| {
         let threads: Vec<_> = ends
             .iter()
@@ -41,10 +42,7 @@ where
                         Err(error) => {
                             let error = error.with("rank", rank);
                             end.abort(&error);
-                            let mut first = first
-                                .lock()
-                                .unwrap_or_else(std::sync::PoisonError::into_inner);
-                            first.get_or_insert(error);
+                            keep(first, error);
                             None
                         }
                     }
@@ -62,21 +60,26 @@ where
                     let error = Error::new(ErrorKind::Device, "start_rank", "no thread to be had")
                         .caused_by(cause);
                     ends[0].abort(&error);
-                    let mut first = first
-                        .lock()
-                        .unwrap_or_else(std::sync::PoisonError::into_inner);
-                    first.get_or_insert(error);
+                    keep(&first, error);
                     None
                 }
             })
             .collect()
     });
-    match first
-        .into_inner()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-    {
+    match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
         None => Ok(outcomes.into_iter().flatten().collect()),
+    }
+}
+
+/// Keeps the first error, or the first that is not another's echo.
+fn keep(first: &Mutex<Option<Error>>, error: Error) {
+    let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+    if first
+        .as_ref()
+        .is_none_or(|kept| kept.is_secondary() && !error.is_secondary())
+    {
+        *first = Some(error);
     }
 }
 

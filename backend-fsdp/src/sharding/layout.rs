@@ -115,9 +115,7 @@ mod tests {
             kind: ParameterKind::ColumnLinear,
             layer: None,
             expert: None,
-            trainable: true,
             dtype: DType::F32,
-            adapts: None,
         }
     }
 

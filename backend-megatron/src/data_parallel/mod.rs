@@ -15,7 +15,7 @@ pub(crate) use reduction::{Reduction, Slot};
 use std::{ops::Range, sync::Arc};
 
 use drivetrain_core::{
-    Error, ErrorKind, Result,
+    Result,
     communicator::{Communicator, Work},
     engine::ForwardBackwardReport,
     mesh::{DeviceMesh, MeshAxis},
@@ -84,38 +84,12 @@ impl DataParallel {
         self.counts.len()
     }
 
-    /// Sums over the ranks, the same bits on each.
+    /// Combines loss and metrics over the ranks.
     ///
     /// # Errors
     /// The communicator's.
-    pub(crate) fn sum(&self, values: &mut [f64]) -> Result<()> {
-        self.group.sum_f64(values)
-    }
-
-    /// Where ranks learn of each other's failure before they enter the reduction of gradients: if any rank's
-    /// outcome is an error, every rank leaves with one. Sums loss and metrics on the way.
-    ///
-    /// # Errors
-    /// This rank's own, or `NonFinite` saying that another's failed; the communicator's.
-    pub(crate) fn agree<T>(
-        &self,
-        outcome: Result<T>,
-        report: &mut ForwardBackwardReport,
-    ) -> Result<T> {
-        let mut sums = [report.loss, f64::from(u8::from(outcome.is_err()))];
-        self.sum(&mut sums)?;
-        let outcome = outcome?;
-        if sums[1] > 0.0 {
-            return Err(Error::new(
-                ErrorKind::NonFinite,
-                "forward_backward",
-                "another data-parallel rank failed, so the step is dropped on all",
-            )
-            .with("ranks_failed", sums[1]));
-        }
-        report.loss = sums[0];
-        report.metrics.all_reduce(&*self.group)?;
-        Ok(outcome)
+    pub(crate) fn all_reduce(&self, report: &mut ForwardBackwardReport) -> Result<()> {
+        report.all_reduce(&*self.group)
     }
 
     /// Sends every owner's weights to all ranks.

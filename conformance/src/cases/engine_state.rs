@@ -12,13 +12,13 @@ use drivetrain_core::{
 
 use super::{
     five_steps::optimizer,
+    one_rank::{bad_batch, failed_import, failed_objective},
     snapshots::{bf16_survives, export_and_import, imported_snapshot, snapshot},
     step::Setting,
 };
 use crate::{
     compare::Bound,
     fixture::{batches, model},
-    objective::Failing,
     suite::{Case, Findings, Layout, Needs, Rank, Subject},
     tolerance::Tensors,
     train::weights,
@@ -51,10 +51,12 @@ pub(super) fn cases() -> Vec<Case> {
             );
             add("dropped_steps_leave_nothing", needs.clone(), dropped_steps);
             add(
-                "failed_objective_leaves_nothing",
+                "objective_fails_on_one_rank",
                 needs.clone(),
                 failed_objective,
             );
+            add("import_fails_on_one_rank", needs.clone(), failed_import);
+            add("bad_batch_on_one_rank", needs.clone(), bad_batch);
             add("accumulates", needs.clone(), accumulates);
             add("deferred_divisor", needs.clone(), deferred_divisor);
             add("schedule_and_override", needs.clone(), schedule);
@@ -71,7 +73,7 @@ type Run = fn(&Fixture, &mut Findings) -> Result<()>;
 
 pub(super) struct Fixture {
     pub(super) model: ModelSpec,
-    ranks: usize,
+    pub(super) ranks: usize,
     pub(super) subject: Subject,
 }
 
@@ -95,7 +97,7 @@ impl Fixture {
     }
 
     /// A forward and backward pass over this rank's share of the n-th batch.
-    fn accumulate(&self, rank: &mut Rank, n: u64) -> Result<f64> {
+    pub(super) fn accumulate(&self, rank: &mut Rank, n: u64) -> Result<f64> {
         let seed = self.subject.settings.seed + n;
         let global = batches::eight(self.model.vocab_size, seed)?;
         let totals = BatchTotals::count(&global);
@@ -192,29 +194,6 @@ fn dropped_steps(fixture: &Fixture, findings: &mut Findings) -> Result<()> {
         rank.engine.zero_grad()
     })?;
     equal(findings, "weights after zero_grad", &zeroed, &plain);
-    Ok(())
-}
-
-fn failed_objective(fixture: &Fixture, findings: &mut Findings) -> Result<()> {
-    if fixture.ranks > 1 {
-        // Which ranks see the error of one rank's share is the launcher's affair.
-        findings.fact("one rank only", true);
-        return Ok(());
-    }
-    let plain = fixture.plainly_trained()?;
-    let failed = fixture.trained(|rank, n| {
-        fixture.accumulate(rank, n + 40)?;
-        let batch = batches::plain(fixture.model.vocab_size, n)?;
-        let totals = BatchTotals::count(&batch);
-        let nll = Nll::default();
-        let failing = Failing(&nll);
-        match rank.engine.forward_backward(&batch, &failing, &totals) {
-            Err(error) if error.kind() == ErrorKind::NonFinite => Ok(()),
-            Err(error) => Err(error),
-            Ok(_) => Err(not_refused("a failing objective")),
-        }
-    })?;
-    equal(findings, "weights after failed objectives", &failed, &plain);
     Ok(())
 }
 

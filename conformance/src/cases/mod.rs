@@ -12,6 +12,7 @@ mod large;
 mod layouts;
 mod lost_rank;
 mod objectives;
+mod one_rank;
 mod refusals;
 mod refused_jobs;
 mod snapshots;

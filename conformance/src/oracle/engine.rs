@@ -12,7 +12,7 @@ use drivetrain_core::{
         StepOptions, Weights,
     },
     objective::{Objective, TokenOutputs},
-    optim::LearningRate,
+    optim::{self, Decision, LearningRate, clip_factor},
     plan::TrainPlan,
     weights::{WeightSink, WeightSource},
 };
@@ -23,7 +23,7 @@ use super::{
     defect::Defect,
     matrix::Matrix,
     model::Parameters,
-    optimizer::{AdamW, StepSize, clip_factor},
+    optimizer::{AdamW, StepSize},
     score::{Scored, Wanted, accumulate, zeros_like},
     weights,
 };
@@ -156,18 +156,62 @@ impl ReferenceEngine {
         Ok(sum)
     }
 
-    fn update(&mut self, gradients: &IndexMap<String, Matrix>, factor: f64, learning_rate: f64) {
+    /// The step's commit point, and what divides the gradients.
+    fn decide(
+        &self,
+        gradients: &IndexMap<String, Matrix>,
+        options: &StepOptions,
+        step: u64,
+    ) -> Result<(Decision, f64)> {
+        let mut options = options.clone();
+        if self.is(Defect::DivisorIgnored) {
+            options.gradient_divisor = None;
+        }
+        let divisor = options.gradient_divisor.unwrap_or(1.0);
+        // Every rank holds all of the gradient: rank 0 answers for it.
+        let mut own = gradients.values().map(squares).sum::<f64>();
+        if self.world.rank() > 0 {
+            own *= 0.0;
+        }
+        let schedule = LearningRate::new(&self.plan.config);
+        let max = self.plan.config.optimizer.max_grad_norm;
+        let mut decision = optim::decide(&*self.world, Ok(own), step, &schedule, max, &options)?;
+        let report = &mut decision.report;
+        if self.is(Defect::ScheduleOneAhead) && options.learning_rate.is_none() {
+            report.learning_rate = schedule.at(step + 1);
+        }
+        if self.is(Defect::NonFiniteApplied) && report.skipped {
+            (report.grad_norm, report.skipped) = (1.0, false);
+        }
+        if self.is(Defect::SkipDecidedAlone) {
+            let own = self.gradients.iter().flat_map(IndexMap::values);
+            report.skipped = !own.map(squares).sum::<f64>().is_finite();
+        }
+        if !report.skipped {
+            report.clip_factor = match self.is(Defect::NotClipped) {
+                true => 1.0,
+                false => clip_factor(report.grad_norm, max),
+            };
+        }
+        decision.gradient_scale = (!report.skipped).then_some(report.clip_factor / divisor);
+        Ok((decision, divisor))
+    }
+
+    fn update(
+        &mut self,
+        gradients: &IndexMap<String, Matrix>,
+        scale: f64,
+        divisor: f64,
+        learning_rate: f64,
+    ) {
         let optimizer = self.plan.config.optimizer;
         for planned in &self.plan.parameters {
             let spec = &planned.spec;
-            if !spec.trainable {
-                continue;
-            }
             let gradient = &gradients[&spec.name];
-            let mut own = factor;
+            let mut own = scale;
             if self.defect == Some(Defect::ClippedPerTensor) {
-                let norm = squares(gradient).sqrt();
-                own = clip_factor(norm, optimizer.max_grad_norm);
+                let norm = squares(gradient).sqrt() / divisor;
+                own = clip_factor(norm, optimizer.max_grad_norm) / divisor;
             }
             let mut size = StepSize::new(&optimizer, spec, learning_rate, self.step + 1);
             if self.defect == Some(Defect::OneDimDecays) {
@@ -191,8 +235,7 @@ impl Engine for ReferenceEngine {
         let began = Instant::now();
         let mut report = ForwardBackwardReport::default();
         let mut outcome = Ok(());
-        for index in 0..batch.num_microbatches() {
-            let microbatch = batch.microbatch(index);
+        for microbatch in batch.iter_microbatches() {
             let mut totals = totals.clone();
             if self.is(Defect::NormalisedPerMicrobatch) {
                 totals = BatchTotals::count(&microbatch);
@@ -204,26 +247,16 @@ impl Engine for ReferenceEngine {
                 break;
             }
         }
-        if self.count(outcome.is_err())? > 0.0 {
-            self.gradients = None;
-            return Err(outcome.err().unwrap_or_else(|| {
-                Error::new(
-                    ErrorKind::NonFinite,
-                    "forward_backward",
-                    "another rank's micro-batch failed; the open step is dropped",
-                )
-                .with("rank", self.world.rank())
-            }));
-        }
+        let outcome = self.world.agree("forward_backward", outcome);
+        outcome.inspect_err(|_| self.gradients = None)?;
         if self.gradients.is_none() {
             self.gradients = Some(zeros_like(&self.policy));
         }
-        let mut loss = [report.loss];
-        self.world.sum_f64(&mut loss)?;
-        if !self.is(Defect::LossNotReduced) {
-            report.loss = loss[0];
+        let own = report.loss;
+        report.all_reduce(&*self.world)?;
+        if self.is(Defect::LossNotReduced) {
+            report.loss = own;
         }
-        report.metrics.all_reduce(&*self.world)?;
         report.seconds = began.elapsed().as_secs_f64();
         Ok(report)
     }
@@ -232,12 +265,7 @@ impl Engine for ReferenceEngine {
         if self.is(Defect::ForwardDropsGradients) {
             self.gradients = None;
         }
-        let mut selected = vec![true; batch.num_tokens()];
-        for s in 0..batch.num_sequences() {
-            if let Some(first) = selected[batch.sequence(s)].first_mut() {
-                *first = false;
-            }
-        }
+        let selected = batch.predicted();
         let wanted = Wanted {
             temperature: request.temperature,
             entropy: request.entropy,
@@ -251,51 +279,19 @@ impl Engine for ReferenceEngine {
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
         let early = u64::from(self.is(Defect::CountedBeforeCommit));
         self.step += early;
-        let mut gradients = self.reduced_gradients()?;
+        let gradients = self.reduced_gradients()?;
+        let (decision, divisor) = self.decide(&gradients, options, self.step - early)?;
         self.step -= early;
-        if let Some(divisor) = options.gradient_divisor
-            && !self.is(Defect::DivisorIgnored)
-        {
-            for gradient in gradients.values_mut() {
-                *gradient = gradient.map(|g| g / divisor);
-            }
-        }
-        let mut norm = gradients.values().map(squares).sum::<f64>().sqrt();
-        if self.is(Defect::NonFiniteApplied) && !norm.is_finite() {
-            norm = 1.0;
-        }
-        let schedule_step = self.step + u64::from(self.is(Defect::ScheduleOneAhead));
-        let learning_rate = options
-            .learning_rate
-            .unwrap_or_else(|| LearningRate::new(&self.plan.config).at(schedule_step));
-        let mut bad = !norm.is_finite();
-        if self.is(Defect::SkipDecidedAlone) {
-            let own = self
-                .gradients
-                .iter()
-                .flat_map(IndexMap::values)
-                .map(squares);
-            bad = !own.sum::<f64>().is_finite();
-        }
-        // The step commits here: every rank has the same bits of the reduced gradients, and so of the norm.
         self.gradients = None;
-        let mut factor = clip_factor(norm, self.plan.config.optimizer.max_grad_norm);
-        if self.is(Defect::NotClipped) {
-            factor = 1.0;
+        let mut report = decision.report;
+        if let Some(scale) = decision.gradient_scale {
+            self.update(&gradients, scale, divisor, report.learning_rate);
         }
-        if !bad {
-            self.update(&gradients, factor, learning_rate);
-        }
-        if !bad || self.is(Defect::SkippedStepCounts) {
+        if !report.skipped || self.is(Defect::SkippedStepCounts) {
             self.step += 1;
         }
-        Ok(OptimReport {
-            step: self.step,
-            grad_norm: norm,
-            clip_factor: factor,
-            skipped: bad,
-            learning_rate,
-        })
+        report.step = self.step;
+        Ok(report)
     }
 
     fn zero_grad(&mut self) -> Result<()> {

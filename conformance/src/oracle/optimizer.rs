@@ -107,8 +107,3 @@ impl AdamW {
         }
     }
 }
-
-/// `min(1, max / (norm + 1e-6))`; 1 where there is no limit.
-pub(super) fn clip_factor(norm: f64, max: Option<f64>) -> f64 {
-    max.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0))
-}

@@ -40,7 +40,8 @@ pub(super) fn import(
     source: &dyn WeightSource,
 ) -> Result<()> {
     let specs = specs(engine);
-    let mut weights = read(&specs, source)?;
+    let read = read(&specs, source);
+    let mut weights = engine.world.agree("import_weights", read)?;
     if engine.is(Defect::ImportSkipsNorms) {
         for spec in specs.iter().filter(|s| s.kind == ParameterKind::Norm) {
             weights[&spec.name] = engine.policy[&spec.name].clone();

@@ -86,6 +86,11 @@ impl Batch {
             .collect()
     }
 
+    /// Which tokens are predicted, `[T]`: all but the first of each sequence.
+    pub fn predicted(&self) -> Vec<bool> {
+        self.positions().into_iter().map(|p| p > 0).collect()
+    }
+
     /// A column by name.
     pub fn column(&self, name: &str) -> Option<&Column> {
         self.columns.get(name)
@@ -127,6 +132,15 @@ impl Batch {
     /// sequences are taken in a row; every other sequence becomes a group of its own.
     pub fn select(&self, sequences: &[usize]) -> Batch {
         build::select(self, sequences)
+    }
+
+    /// Every micro-batch as a batch of its own; an empty one where there is none, so that ranks without data
+    /// take part.
+    pub fn iter_microbatches(&self) -> impl Iterator<Item = Batch> {
+        (0..self.num_microbatches().max(1)).map(|index| match self.num_microbatches() {
+            0 => self.select(&[]),
+            _ => self.microbatch(index),
+        })
     }
 
     /// One micro-batch as a batch of its own.

@@ -1,6 +1,5 @@
 //! Checkpoints, free of layout and engine: pieces of global tensors, a manifest, checksums.
 
-mod agree;
 mod identity;
 mod manifest;
 mod reader;

@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use super::{
     Identity, StatePiece, StateWriter,
-    agree::{agree, collect},
     manifest::{FileRecord, MANIFEST, Manifest, PieceRecord, checksum},
     runs,
 };
@@ -20,6 +19,8 @@ use crate::{
     staged_folder::{StagedFolder, beside},
     tensor_file::TensorFileAppender,
 };
+
+const OPERATION: &str = "write_checkpoint";
 
 /// Writes `rank-XXXXX.safetensors`; rank 0 also owns the folder and writes the manifest, so that each file is
 /// opened for writing by one rank, once.
@@ -50,10 +51,10 @@ impl FileStateWriter {
             0 => check().and_then(|()| StagedFolder::begin(target)).map(Some),
             _ => Ok(None),
         };
-        let folder = agree(&comm, folder)?;
+        let folder = comm.agree(OPERATION, folder)?;
         let name = format!("rank-{:05}.safetensors", comm.rank());
         let path = beside(target, "tmp")?.join(name);
-        let file = agree(&comm, TensorFileAppender::create(&path))?;
+        let file = comm.agree(OPERATION, TensorFileAppender::create(&path))?;
         Ok(Self {
             step,
             comm,
@@ -149,15 +150,15 @@ impl StateWriter for FileStateWriter {
             bytes,
             pieces,
         });
-        let record = agree(&comm, record)?;
+        let record = comm.agree(OPERATION, record)?;
         let json = serde_json::to_vec(&record).map_err(malformed);
-        let records = collect(&comm, agree(&comm, json)?)?;
+        let records = collect(&comm, comm.agree(OPERATION, json)?)?;
         let committed = match folder {
             Some(folder) => commit(step, identity, records, blobs, folder),
             None => Ok(()),
         };
         // Also the barrier after which every rank sees the checkpoint.
-        agree(&comm, committed)
+        comm.agree(OPERATION, committed)
     }
 }
 
@@ -176,6 +177,25 @@ fn commit(
     manifest.tensors()?;
     folder.write(MANIFEST, manifest.to_json()?.as_bytes())?;
     folder.commit()
+}
+
+/// Every rank's bytes in rank order on rank 0, nothing elsewhere.
+fn collect(comm: &Arc<dyn Communicator>, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+    if comm.rank() != 0 {
+        let length = [bytes.len() as i64];
+        comm.send(length.as_slice().into(), 0)?.wait()?;
+        comm.send((&bytes).into(), 0)?.wait()?;
+        return Ok(Vec::new());
+    }
+    let mut all = vec![bytes];
+    for rank in 1..comm.world_size() {
+        let mut length = [0i64];
+        comm.receive(length.as_mut_slice().into(), rank)?.wait()?;
+        let mut bytes = vec![0u8; length[0] as usize];
+        comm.receive((&mut bytes).into(), rank)?.wait()?;
+        all.push(bytes);
+    }
+    Ok(all)
 }
 
 fn malformed(cause: serde_json::Error) -> Error {

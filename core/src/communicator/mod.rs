@@ -4,6 +4,7 @@
 //! at the call and ends in [`Work::wait`]; buffers are borrowed until then. Reductions add in rank order, so
 //! every member gets the same bits.
 
+mod agree;
 mod local;
 mod recording;
 mod work;

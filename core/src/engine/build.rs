@@ -51,9 +51,8 @@ pub fn build_engine(
             .max_length
             .unwrap_or(job.model.max_position_embeddings),
     };
-    let engine = backend.build(&plan, world, init)?;
-    Ok((
-        Guarded::new(engine, backend.name(), backend.capability(), options),
-        plan,
-    ))
+    let engine = backend.build(&plan, world.clone(), init)?;
+    let capability = backend.capability();
+    let guarded = Guarded::new(engine, world, backend.name(), capability, options);
+    Ok((guarded, plan))
 }

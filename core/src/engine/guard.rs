@@ -1,6 +1,6 @@
 //! Wraps every engine: refuses wrong call order, unclaimed requests and unfit batches before they reach it.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     Capability, Engine, ForwardBackwardReport, MemoryReport, OptimReport, Residency, ScoreRequest,
@@ -10,6 +10,7 @@ use crate::{
     Error, ErrorKind, Result,
     batch::{Batch, BatchTotals},
     checkpoint::{SaveHandle, StateReader, StateWriter},
+    communicator::Communicator,
     objective::{Checked, Objective, TokenOutputs},
     weights::{WeightSink, WeightSource},
 };
@@ -38,6 +39,7 @@ enum State {
 #[derive(Debug)]
 pub struct Guarded {
     inner: Box<dyn Engine>,
+    world: Arc<dyn Communicator>,
     name: String,
     capability: Capability,
     options: GuardOptions,
@@ -46,26 +48,23 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Wraps the engine of the backend with this name and capability.
+    /// Wraps this rank's engine of `world`, of the backend with this name and capability.
     pub fn new(
         inner: Box<dyn Engine>,
+        world: Arc<dyn Communicator>,
         name: impl Into<String>,
         capability: Capability,
         options: GuardOptions,
     ) -> Self {
         Self {
             inner,
+            world,
             name: name.into(),
             capability,
             options,
             state: State::Idle,
             tags: BTreeSet::new(),
         }
-    }
-
-    /// Snapshots that exist.
-    pub fn tags(&self) -> impl Iterator<Item = &str> {
-        self.tags.iter().map(String::as_str)
     }
 
     fn unsupported(&self, operation: &'static str, what: &str) -> Error {
@@ -255,8 +254,10 @@ impl Engine for Guarded {
         )?;
         let at = requires.log_probs_at.is_none() || self.capability.log_probs_at;
         self.claim(OPERATION, "log-probs at given ids", at)?;
-        self.fits(OPERATION, batch)?;
-        self.columns(batch, objective)?;
+        let fit = self
+            .fits(OPERATION, batch)
+            .and_then(|()| self.columns(batch, objective));
+        self.world.agree(OPERATION, fit)?;
         let result = self
             .inner
             .forward_backward(batch, &Checked(objective), totals);
@@ -279,7 +280,7 @@ impl Engine for Guarded {
         )?;
         let at = request.log_probs_at.is_none() || self.capability.log_probs_at;
         self.claim(OPERATION, "log-probs at given ids", at)?;
-        self.fits(OPERATION, batch)?;
+        self.world.agree(OPERATION, self.fits(OPERATION, batch))?;
         let result = self.inner.forward(batch, request);
         self.note(result)
     }
@@ -310,13 +311,15 @@ impl Engine for Guarded {
     fn zero_grad(&mut self) -> Result<()> {
         self.alive("zero_grad")?;
         self.state = State::Idle;
-        self.inner.zero_grad()
+        let result = self.inner.zero_grad();
+        self.note(result)
     }
 
     fn abort(&mut self) -> Result<()> {
         self.alive("abort")?;
         self.state = State::Idle;
-        self.inner.abort()
+        let result = self.inner.abort();
+        self.note(result)
     }
 
     fn step(&self) -> u64 {
@@ -343,13 +346,15 @@ impl Engine for Guarded {
 
     fn import_weights(&mut self, weights: &Weights, source: &dyn WeightSource) -> Result<()> {
         self.closed("import_weights")?;
-        if let Weights::Tag(tag) = weights {
+        if let Weights::Tag(_) = weights {
             self.claim("import_weights", "snapshots", self.capability.snapshots)?;
-            self.inner.import_weights(weights, source)?;
-            self.tags.insert(tag.clone());
-            return Ok(());
         }
-        self.inner.import_weights(weights, source)
+        let result = self.inner.import_weights(weights, source);
+        self.note(result)?;
+        if let Weights::Tag(tag) = weights {
+            self.tags.insert(tag.clone());
+        }
+        Ok(())
     }
 
     fn save_state(&mut self, writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
@@ -365,7 +370,10 @@ impl Engine for Guarded {
             self.closed("load_state")?;
         }
         self.state = State::Unloaded;
-        self.inner.load_state(reader)?;
+        // Where one rank's load fails, no rank has a sound state.
+        let result = self.inner.load_state(reader);
+        let result = self.world.agree("load_state", result);
+        self.note(result)?;
         self.state = State::Idle;
         Ok(())
     }
@@ -373,7 +381,8 @@ impl Engine for Guarded {
     fn snapshot(&mut self, tag: &str) -> Result<()> {
         self.claim("snapshot", "snapshots", self.capability.snapshots)?;
         self.alive("snapshot")?;
-        self.inner.snapshot(tag)?;
+        let result = self.inner.snapshot(tag);
+        self.note(result)?;
         self.tags.insert(tag.to_owned());
         Ok(())
     }
@@ -381,7 +390,8 @@ impl Engine for Guarded {
     fn drop_snapshot(&mut self, tag: &str) -> Result<()> {
         self.alive("drop_snapshot")?;
         self.known("drop_snapshot", &Weights::Tag(tag.to_owned()))?;
-        self.inner.drop_snapshot(tag)?;
+        let result = self.inner.drop_snapshot(tag);
+        self.note(result)?;
         self.tags.remove(tag);
         Ok(())
     }
@@ -390,7 +400,8 @@ impl Engine for Guarded {
         let claimed = self.capability.offload || residency == Residency::Device;
         self.claim("set_residency", "offloading", claimed)?;
         self.closed("set_residency")?;
-        self.inner.set_residency(residency)
+        let result = self.inner.set_residency(residency);
+        self.note(result)
     }
 
     fn memory(&self) -> MemoryReport {

@@ -133,7 +133,7 @@ pub trait Engine: Send + fmt::Debug {
     /// micro-batch as the batch is cut. Loss and metrics in the report are sums over all data-parallel ranks.
     ///
     /// # Errors
-    /// `NonFinite` from the objective; communicator errors. The open step is then dropped.
+    /// The objective's, of any rank, on every rank; communicator errors. The open step is then dropped.
     fn forward_backward(
         &mut self,
         batch: &Batch,
@@ -188,10 +188,11 @@ pub trait Engine: Send + fmt::Debug {
         Err(unclaimed("export_gradients"))
     }
 
-    /// Reads weights into the policy or into a snapshot, which is made if absent.
+    /// Reads weights into the policy or into a snapshot, which is made if absent. Each rank has a source of its
+    /// own; ranks [agree](trait.Communicator.html#method.agree) that all have read before anything changes.
     ///
     /// # Errors
-    /// The source's; then nothing has changed.
+    /// The source's, of any rank; then nothing has changed on any.
     fn import_weights(&mut self, weights: &Weights, source: &dyn WeightSource) -> Result<()>;
 
     /// Writes this rank's pieces of weights, moments and step. The writer is complete when the handle is

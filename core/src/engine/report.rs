@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::metrics::Metrics;
+use crate::{Result, communicator::Communicator, metrics::Metrics};
 
 /// After `forward_backward`.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -13,6 +13,19 @@ pub struct ForwardBackwardReport {
     pub metrics: Metrics,
     /// Seconds this rank spent.
     pub seconds: f64,
+}
+
+impl ForwardBackwardReport {
+    /// Combines loss and metrics over the data-parallel ranks. Collective.
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub fn all_reduce(&mut self, data: &dyn Communicator) -> Result<()> {
+        let mut loss = [self.loss];
+        data.sum_f64(&mut loss)?;
+        self.loss = loss[0];
+        self.metrics.all_reduce(data)
+    }
 }
 
 /// After `optim_step`.

@@ -43,12 +43,8 @@ pub struct ParameterSpec {
     pub layer: Option<usize>,
     /// The expert it belongs to.
     pub expert: Option<usize>,
-    /// Whether the optimizer changes it.
-    pub trainable: bool,
     /// Element type it is stored in when exported.
     pub dtype: DType,
-    /// The parameter that this one adapts (LoRA); `None` for the model's own.
-    pub adapts: Option<String>,
 }
 
 impl ParameterSpec {
@@ -127,9 +123,7 @@ impl List<'_> {
             kind,
             layer,
             expert,
-            trainable: true,
             dtype: self.model.dtype,
-            adapts: None,
         });
     }
 

@@ -98,6 +98,22 @@ pub struct TokenOutputs {
     pub values: Option<Vec<f64>>,
 }
 
+impl TokenOutputs {
+    /// Adds those of the tokens that follow.
+    pub fn append(&mut self, next: TokenOutputs) {
+        self.log_probs.extend(next.log_probs);
+        for (all, next) in [
+            (&mut self.entropy, next.entropy),
+            (&mut self.log_probs_at, next.log_probs_at),
+            (&mut self.values, next.values),
+        ] {
+            if let Some(next) = next {
+                all.get_or_insert_default().extend(next);
+            }
+        }
+    }
+}
+
 /// The loss of a micro-batch (its SUM over the global totals) and its derivatives.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ObjectiveValue {

@@ -5,9 +5,11 @@
 //! uses n + 1.
 
 mod adamw;
+mod decide;
 mod learning_rate;
 
 pub use adamw::{AdamwStep, adamw_reference};
+pub use decide::{Decision, committed, decide};
 pub use learning_rate::LearningRate;
 
 use crate::{config::OptimizerConfig, model::ParameterSpec};
@@ -16,7 +18,7 @@ use crate::{config::OptimizerConfig, model::ParameterSpec};
 /// `min(1, max_norm / (norm + 1e-6))`, and 1 where there is no limit.
 ///
 /// `norm` is that of all parameters together, each counted once: clipping tensor by tensor would turn the
-/// gradient. A norm that is not finite gives NaN or 0; the engine skips such a step before it clips.
+/// gradient. A norm that is not finite gives NaN or 0; [`decide`] skips such a step.
 pub fn clip_factor(norm: f64, max_norm: Option<f64>) -> f64 {
     match max_norm {
         // Not `f64::min`, which would hide a NaN.
@@ -94,9 +96,7 @@ mod tests {
             kind: ParameterKind::Norm,
             layer: None,
             expert: None,
-            trainable: true,
             dtype: DType::F32,
-            adapts: None,
         };
         let mut config = OptimizerConfig {
             weight_decay: 0.1,

@@ -83,7 +83,7 @@ impl Backend for BigramBackend {
     fn build(
         &self,
         plan: &TrainPlan,
-        _world: Arc<dyn Communicator>,
+        world: Arc<dyn Communicator>,
         init: WeightInit<'_>,
     ) -> Result<Box<dyn Engine>> {
         let model = match init {
@@ -91,6 +91,6 @@ impl Backend for BigramBackend {
             WeightInit::Source(source) => Bigram::read(plan, source)?,
             WeightInit::Deferred => Bigram::zeros(plan),
         };
-        Ok(Box::new(BigramEngine::new(plan.clone(), model)))
+        Ok(Box::new(BigramEngine::new(plan.clone(), world, model)))
     }
 }

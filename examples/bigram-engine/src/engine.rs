@@ -1,28 +1,29 @@
 //! The step, readable from top to bottom. The guard in core refuses everything that the backend does not
 //! claim before it gets here.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use drivetrain_core::{
-    Error, ErrorKind, Result, View,
+    Result, View,
     batch::{Batch, BatchTotals},
-    checkpoint::{SaveHandle, StateReader, StateWriter},
+    communicator::Communicator,
     engine::{
-        Engine, ForwardBackwardReport, MemoryReport, OptimReport, Residency, ScoreRequest,
-        StepOptions, Weights,
+        Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
+        Weights,
     },
     objective::{Objective, TokenOutputs},
-    optim::{AdamwStep, LearningRate, adamw_reference, clip_factor},
+    optim::{self, AdamwStep, LearningRate, adamw_reference},
     plan::TrainPlan,
     weights::{TensorSlice, WeightManifest, WeightSink, WeightSource},
 };
 
 use crate::model::{Bigram, Tensors};
 
-/// The one rank.
+/// One rank, and the only one; what it does with `world` is what several would do.
 #[derive(Debug)]
 pub(crate) struct BigramEngine {
     plan: TrainPlan,
+    world: Arc<dyn Communicator>,
     model: Bigram,
     gradients: Option<Bigram>,
     exp_avg: Bigram,
@@ -31,13 +32,14 @@ pub(crate) struct BigramEngine {
 }
 
 impl BigramEngine {
-    pub(crate) fn new(plan: TrainPlan, model: Bigram) -> Self {
+    pub(crate) fn new(plan: TrainPlan, world: Arc<dyn Communicator>, model: Bigram) -> Self {
         Self {
             model,
             gradients: None,
             exp_avg: Bigram::zeros(&plan),
             exp_avg_sq: Bigram::zeros(&plan),
             plan,
+            world,
             step: 0,
         }
     }
@@ -127,10 +129,11 @@ impl Engine for BigramEngine {
     ) -> Result<ForwardBackwardReport> {
         let began = Instant::now();
         let mut report = ForwardBackwardReport::default();
-        for index in 0..batch.num_microbatches() {
-            let microbatch = batch.microbatch(index);
-            self.microbatch(&microbatch, objective, totals, &mut report)?;
-        }
+        let outcome = batch
+            .iter_microbatches()
+            .try_for_each(|part| self.microbatch(&part, objective, totals, &mut report));
+        self.world.agree("forward_backward", outcome)?;
+        report.all_reduce(&*self.world)?;
         report.seconds = began.elapsed().as_secs_f64();
         Ok(report)
     }
@@ -153,28 +156,20 @@ impl Engine for BigramEngine {
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
         let zeros = || Bigram::zeros(&self.plan);
         let gradients = self.gradients.take().unwrap_or_else(zeros).tensors;
-        let divisor = options.gradient_divisor.unwrap_or(1.0);
-        let all = gradients.values().flatten();
-        let norm = all
-            .map(|&g| (f64::from(g) / divisor).powi(2))
-            .sum::<f64>()
-            .sqrt();
-        let schedule = LearningRate::new(&self.plan.config);
-        let scheduled = || schedule.at(self.step);
-        let learning_rate = options.learning_rate.unwrap_or_else(scheduled);
-        let factor = clip_factor(norm, self.plan.config.optimizer.max_grad_norm);
-        let skipped = !norm.is_finite();
-        if !skipped {
-            self.update(&gradients, factor / divisor, learning_rate);
-            self.step += 1;
+        let squares = gradients.values().flatten().map(|&g| f64::from(g).powi(2));
+        let decision = optim::decide(
+            &*self.world,
+            Ok(squares.sum()),
+            self.step,
+            &LearningRate::new(&self.plan.config),
+            self.plan.config.optimizer.max_grad_norm,
+            options,
+        )?;
+        if let Some(scale) = decision.gradient_scale {
+            self.update(&gradients, scale, decision.report.learning_rate);
         }
-        Ok(OptimReport {
-            step: self.step,
-            grad_norm: norm,
-            clip_factor: factor,
-            skipped,
-            learning_rate,
-        })
+        self.step = decision.report.step;
+        Ok(decision.report)
     }
 
     fn zero_grad(&mut self) -> Result<()> {
@@ -198,31 +193,9 @@ impl Engine for BigramEngine {
     }
 
     fn import_weights(&mut self, _weights: &Weights, source: &dyn WeightSource) -> Result<()> {
-        self.model = Bigram::read(&self.plan, source)?;
+        let read = Bigram::read(&self.plan, source);
+        self.model = self.world.agree("import_weights", read)?;
         Ok(())
-    }
-
-    fn save_state(&mut self, _writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
-        Err(unclaimed("save_state"))
-    }
-
-    fn load_state(&mut self, _reader: &dyn StateReader) -> Result<()> {
-        Err(unclaimed("load_state"))
-    }
-
-    fn snapshot(&mut self, _tag: &str) -> Result<()> {
-        Err(unclaimed("snapshot"))
-    }
-
-    fn drop_snapshot(&mut self, _tag: &str) -> Result<()> {
-        Err(unclaimed("drop_snapshot"))
-    }
-
-    fn set_residency(&mut self, residency: Residency) -> Result<()> {
-        match residency {
-            Residency::Device => Ok(()),
-            _ => Err(unclaimed("set_residency")),
-        }
     }
 
     fn memory(&self) -> MemoryReport {
@@ -239,12 +212,4 @@ impl Engine for BigramEngine {
 
 fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&v| v.into()).collect()
-}
-
-fn unclaimed(operation: &'static str) -> Error {
-    Error::new(
-        ErrorKind::Unsupported,
-        operation,
-        "the bigram engine does not do this",
-    )
 }

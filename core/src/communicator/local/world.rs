@@ -135,7 +135,7 @@ impl State {
     fn check(&self) -> Result<()> {
         self.aborted
             .as_ref()
-            .map_or(Ok(()), |cause| Err(cause.duplicate()))
+            .map_or(Ok(()), |cause| Err(cause.duplicate().secondary()))
     }
 }
 
