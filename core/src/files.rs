@@ -2,13 +2,56 @@
 
 use std::{
     fs::File,
-    io::{BufWriter, Write},
+    io::{BufWriter, Read, Write},
     path::{Path, PathBuf},
 };
 
 use tempfile::NamedTempFile;
 
 use crate::{Error, ErrorKind, Result};
+
+/// Opens a file to read it. A pipe would make the program wait for a writer that may never come, a device may
+/// never end: only regular files are opened.
+///
+/// # Errors
+/// The system's; `InvalidInput` where the path is no regular file.
+pub fn open_regular(path: &Path) -> std::io::Result<File> {
+    if !std::fs::metadata(path)?.is_file() {
+        let message = "not a regular file";
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidInput,
+            message,
+        ));
+    }
+    File::open(path)
+}
+
+/// The text of a regular file of at most `most` bytes.
+///
+/// # Errors
+/// As [`open_regular`]; `FileTooLarge` where it has more, `InvalidData` where it is not UTF-8.
+pub fn read_text(path: &Path, most: u64) -> std::io::Result<String> {
+    read_all(open_regular(path)?, most)
+}
+
+/// The text of a stream that ends within `most` bytes.
+///
+/// # Errors
+/// As [`read_text`].
+pub fn read_all(stream: impl Read, most: u64) -> std::io::Result<String> {
+    let mut text = String::new();
+    let size = stream
+        .take(most.saturating_add(1))
+        .read_to_string(&mut text)?;
+    if size as u64 > most {
+        let message = format!("more than {most} bytes");
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::FileTooLarge,
+            message,
+        ));
+    }
+    Ok(text)
+}
 
 /// A file in the making. Dropped without [`Self::commit`] it leaves nothing.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Identity, StateSlot, runs, runs::Strided};
-use crate::{DType, Error, ErrorKind, Result};
+use crate::{DType, Error, ErrorKind, Result, files::read_text};
 
 pub(super) const MANIFEST: &str = "manifest.json";
 const FORMAT: &str = "drivetrain-checkpoint";
@@ -97,13 +97,7 @@ impl Manifest {
         let damaged = |message: &str| {
             Error::new(ErrorKind::File, "open_checkpoint", message).with("file", path.display())
         };
-        let size = fs::metadata(&path)
-            .map_err(|e| damaged("the checkpoint has no manifest that can be read").caused_by(e))?
-            .len();
-        if size > MAX_MANIFEST_BYTES {
-            return Err(damaged("the manifest is too large to be one"));
-        }
-        let text = fs::read_to_string(&path)
+        let text = read_text(&path, MAX_MANIFEST_BYTES)
             .map_err(|e| damaged("cannot read the manifest").caused_by(e))?;
         let value: Value = serde_json::from_str(&text)
             .map_err(|e| damaged("the manifest is incomplete or malformed").caused_by(e))?;

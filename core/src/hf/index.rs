@@ -1,12 +1,12 @@
 //! Which file of a folder holds which tensor.
 
-use std::{fmt, fs, path::Path};
+use std::{fmt, path::Path};
 
 use indexmap::IndexMap;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 use super::{INDEX_FILE, SINGLE_FILE};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, files::read_text};
 
 /// Larger indices are hostile: a tensor takes about 100 bytes.
 const MAX_INDEX_BYTES: u64 = 256 << 20;
@@ -29,13 +29,10 @@ impl Index {
         let fail = |message: &str| {
             Error::new(ErrorKind::File, "read_weights", message).with("file", path.display())
         };
-        let Ok(metadata) = fs::metadata(&path) else {
+        if !path.exists() {
             return Err(no_weights(folder));
-        };
-        if metadata.len() > MAX_INDEX_BYTES {
-            return Err(fail("the index of the shards is too large to be one"));
         }
-        let text = fs::read_to_string(&path)
+        let text = read_text(&path, MAX_INDEX_BYTES)
             .map_err(|e| fail("cannot read the index of the shards").caused_by(e))?;
         let index: Self = serde_json::from_str(&text)
             .map_err(|e| fail("the index of the shards is malformed").caused_by(e))?;

@@ -10,7 +10,7 @@ use std::{
 use indexmap::IndexMap;
 
 use super::{damaged, dtype_of, header::Header};
-use crate::{DType, Error, ErrorKind, Result};
+use crate::{DType, Error, ErrorKind, Result, files::open_regular};
 
 /// As the safetensors library; a longer header is hostile.
 const MAX_HEADER: u64 = 100_000_000;
@@ -37,16 +37,13 @@ pub(crate) struct Entry {
 impl TensorFile {
     /// Opens a file and checks its whole structure.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| {
+        let file = open_regular(path).map_err(|e| {
             Error::new(ErrorKind::File, "read_safetensors", "cannot open the file")
                 .with("file", path.display())
                 .caused_by(e)
         })?;
         let io = |e| damaged(path, "cannot read the file").caused_by(e);
         let metadata = file.metadata().map_err(io)?;
-        if !metadata.is_file() {
-            return Err(damaged(path, "not a regular file"));
-        }
         let file_len = metadata.len();
         if file_len < 8 {
             let message = format!("a safetensors file has at least 8 bytes, this one {file_len}");

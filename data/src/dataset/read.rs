@@ -3,12 +3,12 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     path::Path,
     time::{Duration, Instant},
 };
 
-use drivetrain_core::{Error, ErrorKind, Result, config::Overlong};
+use drivetrain_core::{Error, ErrorKind, Result, config::Overlong, files::open_regular};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -21,12 +21,15 @@ use crate::{
 /// Lines, and about as many bytes, that are tokenized at once over all cores.
 const CHUNK_LINES: usize = 4096;
 const CHUNK_BYTES: usize = 8 << 20;
+/// Longest line: a million ids in their longest form have room, and a file without line ends is told of before it
+/// fills the memory.
+const MAX_LINE_BYTES: u64 = 64 << 20;
 /// Faulty lines that are told of at once.
 const MOST_FAULTS: usize = 10;
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 pub(super) fn open(path: &Path, options: &DatasetOptions) -> Result<Dataset> {
-    let file = File::open(path).map_err(|cause| unreadable(path, cause))?;
+    let file = open_regular(path).map_err(|cause| unreadable(path, cause))?;
     let reader = LineReader::new(options);
     let mut collector = Collector::new(path, options);
     let mut lines = Lines {
@@ -98,14 +101,24 @@ impl Lines<'_> {
         let (mut chunk, mut num_bytes) = (Vec::new(), 0);
         while chunk.len() < CHUNK_LINES && num_bytes < CHUNK_BYTES {
             let mut bytes = Vec::new();
-            let count = self
-                .input
+            let count = (&mut self.input)
+                .take(MAX_LINE_BYTES)
                 .read_until(b'\n', &mut bytes)
                 .map_err(|cause| unreadable(self.path, cause))?;
             if count == 0 {
                 break;
             }
             self.line += 1;
+            if count as u64 == MAX_LINE_BYTES {
+                let place = Place {
+                    file: self.path,
+                    line: self.line,
+                };
+                return Err(place
+                    .error("the line is too long")
+                    .with("expected", format!("fewer than {MAX_LINE_BYTES} bytes"))
+                    .help("jsonl has one object a line; give the document in several lines"));
+            }
             chunk.push(RawLine {
                 offset: self.offset,
                 line: self.line,

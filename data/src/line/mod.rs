@@ -120,6 +120,15 @@ fn parse(bytes: &[u8], place: Place<'_>) -> Result<Option<Fields>> {
         Err(cause) => Err(place
             .error("the line is not valid JSON")
             .with("column", cause.column())
-            .caused_by(cause)),
+            .with("found", json_fault(&cause))),
+    }
+}
+
+/// What serde_json says, less the place: its line is counted within the line.
+fn json_fault(cause: &serde_json::Error) -> String {
+    let text = cause.to_string();
+    match text.rsplit_once(" at line ") {
+        Some((fault, _)) => fault.to_owned(),
+        None => text,
     }
 }

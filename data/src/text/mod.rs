@@ -16,6 +16,9 @@ use chat::ChatTemplate;
 use special::SpecialTokens;
 use tokenizer::{Encoded, TextTokenizer};
 
+/// Longest text: tokenizers need some 400 bytes of memory a byte.
+const MAX_TEXT_BYTES: usize = 4 << 20;
+
 /// A folder's tokenizer and chat template, read when a line first needs them.
 #[derive(Debug)]
 pub(crate) struct LazyText {
@@ -102,6 +105,13 @@ impl LazyText {
     }
 
     fn encode(&self, text: &str, with_special: bool, place: Place<'_>) -> Result<Encoded> {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(place
+                .error("the text is too long to be tokenized at once")
+                .with("expected", format!("at most {MAX_TEXT_BYTES} bytes"))
+                .with("found", format!("{} bytes", text.len()))
+                .help("split the document into several lines"));
+        }
         let tokenizer = self.tokenizer(place)?;
         tokenizer
             .encode(text, with_special)

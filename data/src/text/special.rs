@@ -2,8 +2,11 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use drivetrain_core::{Error, ErrorKind, Result};
+use drivetrain_core::{Error, ErrorKind, Result, files};
 use serde_json::{Map, Value};
+
+/// Largest `tokenizer_config.json` or chat template.
+const MAX_TEXT_FILE_BYTES: u64 = 64 << 20;
 
 /// Bos, eos and the like, by their names in `tokenizer_config.json`.
 #[derive(Debug, Default)]
@@ -68,7 +71,7 @@ pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>> {
 
 /// A text file; none where it is not there.
 pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
-    match std::fs::read_to_string(path) {
+    match files::read_text(path, MAX_TEXT_FILE_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(cause) => Err(

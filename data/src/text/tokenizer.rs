@@ -2,8 +2,11 @@
 
 use std::{collections::BTreeSet, ops::Range, path::Path};
 
-use drivetrain_core::{Error, ErrorKind, Result};
+use drivetrain_core::{Error, ErrorKind, Result, files::read_text};
 use tokenizers::Tokenizer;
+
+/// Largest `tokenizer.json`.
+const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
 
 /// Ids, and the bytes of the text that each stands for (empty for a token that the post-processor added).
 #[derive(Debug)]
@@ -26,13 +29,13 @@ impl TextTokenizer {
         let failed = |message: &str| {
             Error::new(ErrorKind::File, "read_tokenizer", message).with("file", path.display())
         };
-        let bytes = std::fs::read(&path).map_err(|cause| {
+        let text = read_text(&path, MAX_TOKENIZER_BYTES).map_err(|cause| {
             failed("cannot read the tokenizer").caused_by(cause).help(
                 "lines of text need the model folder's tokenizer.json (a model with only a \
                  tokenizer.model must be converted first); lines of tokens need none",
             )
         })?;
-        let mut tokenizer = Tokenizer::from_bytes(&bytes).map_err(|cause| {
+        let mut tokenizer = Tokenizer::from_bytes(text).map_err(|cause| {
             failed("the file is not a tokenizer that can be read").caused_by(cause)
         })?;
         // The file may say to cut or pad; here the limit is the job's, and nothing is padded.

@@ -231,6 +231,35 @@ fn faults_of_several_lines_are_told_at_once() {
     assert_eq!(many.lines().filter(|l| l.contains("also: ")).count(), 9);
 }
 
+/// A device that never ends, a file that has no lines, a pipe that nobody writes: told at once.
+#[test]
+fn what_is_no_file_of_lines_is_refused() {
+    let desk = Desk::new();
+    let error = Dataset::open("/dev/zero".as_ref(), &desk.options()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::File);
+    assert!(error.to_string().contains("not a regular file"), "{error}");
+
+    let sparse = std::fs::File::create(desk.path("sparse.jsonl")).unwrap();
+    sparse.set_len(1 << 40).unwrap();
+    let error = Dataset::open(&desk.path("sparse.jsonl"), &desk.options()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Data);
+    assert_eq!(error.message(), "the line is too long");
+    assert!(
+        error.context("location").unwrap().ends_with(":1"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_json_fault_has_one_place() {
+    let error = opened(&Desk::new(), b"{\"tokens\": [1]}\n{\"tokens\": [1}\n");
+    assert!(
+        error.context("location").unwrap().ends_with(":2"),
+        "{error}"
+    );
+    assert!(!error.to_string().contains("line 1"), "{error}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 

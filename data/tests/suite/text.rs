@@ -233,6 +233,26 @@ fn what_the_template_refuses_says_why() {
 }
 
 #[test]
+fn a_template_that_does_not_end_is_stopped() {
+    let desk = Desk::new();
+    desk.write(
+        "chat_template.jinja",
+        "{% for a in range(10000) %}{% for b in range(10000) %}{{ b }}{% endfor %}{% endfor %}",
+    );
+    let error = desk.refused(&[talk()]);
+    assert_eq!(error.kind(), ErrorKind::Data);
+    assert!(error.to_string().contains("fuel"), "{error}");
+}
+
+#[test]
+fn a_text_that_would_fill_the_memory_is_refused() {
+    let desk = Desk::new();
+    let error = desk.refused(&[json!({"text": "a".repeat((4 << 20) + 1)})]);
+    assert_eq!(error.kind(), ErrorKind::Data);
+    assert_eq!(error.context("found"), Some("4194305 bytes"), "{error}");
+}
+
+#[test]
 fn text_without_a_tokenizer_says_what_to_do() {
     let desk = Desk::new();
     std::fs::remove_file(desk.path("tokenizer.json")).unwrap();

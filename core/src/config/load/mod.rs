@@ -23,8 +23,12 @@ use super::{JobConfig, JobSpec, rules};
 use crate::{
     Diagnostic, Error, ErrorKind, Result, Severity,
     engine::Backend,
+    files::read_all,
     model::{ModelResolver, ModelSpec},
 };
+
+/// Largest config file.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// Rules of the loader itself: id and what is wrong.
 pub(super) const STRUCTURAL_RULES: [(&str, &str); 11] = [
@@ -76,7 +80,9 @@ impl JobSource {
     /// # Errors
     /// `Config` if it cannot be read.
     pub fn read(path: &FilePath) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|e| {
+        // A pipe may bring a job; a device that never ends may not.
+        let text = std::fs::File::open(path).and_then(|file| read_all(file, MAX_CONFIG_BYTES));
+        let text = text.map_err(|e| {
             Error::new(ErrorKind::Config, "load_job", "cannot read the config file")
                 .with("file", path.display())
                 .help("give the path of a YAML file that describes a job")

@@ -11,13 +11,13 @@ mod rope;
 #[cfg(test)]
 mod tests;
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use self::{family::Defaults, keys::Keys};
 use super::{Family, ModelSpec};
-use crate::{DType, Error, ErrorKind, Result};
+use crate::{DType, Error, ErrorKind, Result, files::read_text};
 
 /// Larger configs are hostile: real ones take a few KB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -40,15 +40,7 @@ impl ModelSpec {
         if !folder.is_dir() {
             return Err(fail("the model folder does not exist or is not a folder"));
         }
-        let size = fs::metadata(&path)
-            .map_err(|e| fail("cannot read the model's config").caused_by(e))?
-            .len();
-        if size > MAX_CONFIG_BYTES {
-            return Err(fail("the model's config is too large to be one")
-                .with("found", format!("{size} bytes"))
-                .with("expected", format!("at most {MAX_CONFIG_BYTES} bytes")));
-        }
-        let json = fs::read_to_string(&path)
+        let json = read_text(&path, MAX_CONFIG_BYTES)
             .map_err(|e| fail("cannot read the model's config").caused_by(e))?;
         Self::from_hf_config(&json, &path)
     }

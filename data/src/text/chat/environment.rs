@@ -11,6 +11,9 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 /// Name of the one template.
 pub(super) const NAME: &str = "chat_template";
 
+/// Instructions that a template may execute for a conversation: some seconds, and a thousand times what any needs.
+const FUEL: u64 = 20_000_000;
+
 /// Compiles a template.
 pub(super) fn compile(template: String) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
@@ -19,6 +22,7 @@ pub(super) fn compile(template: String) -> Result<Environment<'static>, Error> {
         .lstrip_blocks(true)
         .build()?;
     environment.set_syntax(syntax);
+    environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
