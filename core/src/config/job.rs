@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sections::{
     BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, ObjectiveConfig, OptimizerConfig,
-    ParallelConfig, PrecisionConfig, RecomputeConfig, ScheduleConfig, ValidationConfig,
+    Overlong, ParallelConfig, PrecisionConfig, RecomputeConfig, ScheduleConfig, ValidationConfig,
 };
 use crate::{mesh::DeviceMesh, model::ModelSpec};
 
@@ -73,6 +73,50 @@ pub struct JobConfig {
     /// Options of each backend, by its name; only those of the chosen one are read.
     #[serde(default)]
     pub backends: IndexMap<String, serde_json::Map<String, serde_json::Value>>,
+}
+
+impl JobConfig {
+    /// A job built in code, every other setting at its default. Its caller brings model, weights and batches, so
+    /// that `data.train` and `output` name nothing. The learning rate's schedule spans `steps`.
+    pub fn new(
+        model: impl Into<String>,
+        backend: impl Into<String>,
+        steps: u64,
+        global_batch_size: usize,
+    ) -> Self {
+        Self {
+            model: model.into(),
+            backend: backend.into(),
+            seed: 0,
+            from_scratch: false,
+            steps,
+            output: PathBuf::new(),
+            data: DataConfig {
+                train: PathBuf::new(),
+                validation: None,
+                max_length: None,
+                overlong: Overlong::default(),
+                shuffle: true,
+            },
+            batch: BatchConfig {
+                global_batch_size,
+                micro_batch_size: None,
+                micro_batch_tokens: None,
+            },
+            objective: ObjectiveConfig::default(),
+            optimizer: OptimizerConfig::default(),
+            schedule: ScheduleConfig::default(),
+            parallel: ParallelConfig::default(),
+            precision: PrecisionConfig::default(),
+            recompute: RecomputeConfig::default(),
+            device: DeviceConfig::default(),
+            checkpoint: CheckpointConfig::default(),
+            validation: ValidationConfig::default(),
+            logits_budget_bytes: default_logits_budget(),
+            timeout_seconds: default_timeout(),
+            backends: IndexMap::new(),
+        }
+    }
 }
 
 fn default_logits_budget() -> u64 {

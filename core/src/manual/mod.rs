@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`contract`] | want to know what this library promises, and why it is shaped so |
 //! | [`house`] | look for the place of a thing: crates, folders, who may use whom, words, reading order |
+//! | [`config`] | write a job's YAML: every key, its default, what it does |
 //! | [`batches`] | meet micro-batches, masks, totals, or wonder what a loss is divided by |
 //! | [`ranks`] | meet meshes, collectives, the commit point of a step, or a lost rank |
 //! | [`state`] | read or write weights, checkpoints, Hugging Face folders |
@@ -19,6 +20,9 @@ pub mod contract {}
 
 #[doc = include_str!("house.md")]
 pub mod house {}
+
+#[doc = include_str!("config.md")]
+pub mod config {}
 
 #[doc = include_str!("batches.md")]
 pub mod batches {}

@@ -12,7 +12,10 @@ pub const REFERENCE: &str = "reference";
 
 /// Adds `old_log_probs` (the policy before this step) and `reference_log_probs` (the snapshot `reference`)
 /// where the objective needs them and the data does not bring them.
-pub(super) fn complete(
+///
+/// # Errors
+/// The engine's.
+pub fn complete(
     share: &mut Batch,
     engine: &mut dyn Engine,
     objective: &dyn Objective,

@@ -5,7 +5,7 @@ mod evaluate;
 mod record;
 mod source;
 
-pub use columns::REFERENCE;
+pub use columns::{REFERENCE, complete};
 pub use evaluate::mean_nll;
 pub use record::{Observer, Outcome, StepRecord};
 pub use source::{BatchSource, CyclicSource};

@@ -1,6 +1,7 @@
 //! The loader against hand-written files: rows G01, G03, G04, G05 and G06 of the known failures among them.
 
 mod every_rule;
+mod key_table;
 
 use std::{fs, path::PathBuf, sync::Arc};
 
