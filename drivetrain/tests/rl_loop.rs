@@ -12,12 +12,12 @@ fn every_engine_learns_and_learns_the_same() {
         .iter()
         .map(|backend| {
             let ranks = if backend.name() == "reference" { 1 } else { 2 };
-            rl_loop::train(backend.name(), ranks, 40).expect("the loop runs")
+            rl_loop::train(backend.name(), ranks, 60).expect("the loop runs")
         })
         .collect();
     let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len() as f64;
     for rewards in &runs {
-        let (first, last) = (mean(&rewards[..5]), mean(&rewards[35..]));
+        let (first, last) = (mean(&rewards[..5]), mean(&rewards[55..]));
         assert!(first < 0.4, "chance is 0.125: {rewards:?}");
         assert!(last > 0.7, "{rewards:?}");
         assert_eq!(rewards[..ALIKE], runs[0][..ALIKE]);
