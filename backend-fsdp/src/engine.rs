@@ -8,8 +8,8 @@ use drivetrain_core::{
     checkpoint::{SaveHandle, StateReader, StateWriter},
     communicator::Communicator,
     engine::{
-        Engine, ForwardBackwardReport, MemoryReport, OptimReport, Residency, ScoreRequest,
-        StepOptions, WeightInit, Weights,
+        Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
+        WeightInit, Weights,
     },
     init::SeededWeights,
     objective::{Objective, ObjectiveValue, TokenOutputs},
@@ -51,16 +51,8 @@ impl FsdpEngine {
         world: Arc<dyn Communicator>,
         init: WeightInit<'_>,
     ) -> Result<Self> {
-        if world.world_size() != plan.mesh.world_size() {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "build_engine",
-                "the number of ranks is not the plan's",
-            )
-            .with("expected", plan.mesh.world_size())
-            .with("found", world.world_size()));
-        }
-        tch::set_num_threads(threads(plan, world.world_size()));
+        let threads = plan.config.parallel.threads(world.world_size());
+        tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
         let _no_grad = tch::no_grad_guard();
         let group = ShardGroup::new(&world, &plan.mesh)?;
         let mut units = Units::new(&plan.model, &group)?;
@@ -135,14 +127,12 @@ impl FsdpEngine {
         report: &mut ForwardBackwardReport,
     ) -> Result<Option<HeadGradients>> {
         let needs = objective.requires();
-        let vocab_size = self.plan.model.vocab_size;
         let (asked, width) = ask(
             part,
             packed,
             needs.temperature,
             needs.entropy,
             needs.log_probs_at.as_deref(),
-            vocab_size,
         )?;
         let pass = self.pass();
         let outputs = match objective.derivative_known() {
@@ -177,22 +167,11 @@ impl FsdpEngine {
     fn shards(&self, weights: &Weights) -> Result<Vec<&Tensor>> {
         match weights {
             Weights::Policy => Ok(self.units.weights()),
-            Weights::Tag(tag) => match self.snapshots.get(tag) {
-                Some(shards) => Ok(shards.iter().collect()),
-                None => Err(self.unknown_tag(tag)),
-            },
+            Weights::Tag(tag) => {
+                let shards = self.snapshots.get(tag).ok_or_else(|| unguarded(tag))?;
+                Ok(shards.iter().collect())
+            }
         }
-    }
-
-    fn unknown_tag(&self, tag: &str) -> Error {
-        let known: Vec<_> = self.snapshots.keys().map(String::as_str).collect();
-        Error::new(
-            ErrorKind::Config,
-            "find_snapshot",
-            "no snapshot has this tag",
-        )
-        .with("found", tag)
-        .with("expected", format!("one of {known:?}"))
     }
 
     fn export(
@@ -242,7 +221,6 @@ impl Engine for FsdpEngine {
                 request.temperature,
                 request.entropy,
                 request.log_probs_at.as_deref(),
-                self.plan.model.vocab_size,
             )?;
             let shards = self.shards(&request.weights)?;
             let scores = self.pass().score(&self.units, &shards, &packed, &asked)?;
@@ -279,13 +257,6 @@ impl Engine for FsdpEngine {
             .iter()
             .filter_map(|u| u.gradient.as_ref())
             .collect();
-        if !self.units.has_gradients() || gradients.len() != self.units.all.len() {
-            return Err(Error::new(
-                ErrorKind::CallOrder,
-                "export_gradients",
-                "no step is open",
-            ));
-        }
         self.export(gradients, |_| DType::F32, sink)
     }
 
@@ -323,22 +294,8 @@ impl Engine for FsdpEngine {
     }
 
     fn drop_snapshot(&mut self, tag: &str) -> Result<()> {
-        match self.snapshots.remove(tag) {
-            Some(_) => Ok(()),
-            None => Err(self.unknown_tag(tag)),
-        }
-    }
-
-    fn set_residency(&mut self, residency: Residency) -> Result<()> {
-        match residency {
-            Residency::Device => Ok(()),
-            _ => Err(Error::new(
-                ErrorKind::Unsupported,
-                "set_residency",
-                "fsdp keeps its state where it trains",
-            )
-            .with("found", format!("{residency:?}"))),
-        }
+        self.snapshots.remove(tag);
+        Ok(())
     }
 
     fn memory(&self) -> MemoryReport {
@@ -367,6 +324,11 @@ fn pass<'a>(plan: &'a TrainPlan, group: &'a ShardGroup, options: Options) -> Pas
     }
 }
 
+/// The guard knows the tags.
+fn unguarded(tag: &str) -> Error {
+    Error::new(ErrorKind::Defect, "find_snapshot", "no such snapshot").with("tag", tag)
+}
+
 fn no_outputs(packed: &Packed, asked: &Asked, width: usize) -> TokenOutputs {
     let zeros = |width: usize| vec![0.0; packed.num_tokens * width];
     TokenOutputs {
@@ -382,22 +344,6 @@ fn token_gradients(
     value: &ObjectiveValue,
     width: usize,
 ) -> Result<TokenGradients> {
-    let expected = packed.num_tokens;
-    let fits = value.d_log_probs.len() == expected
-        && value.d_entropy.as_ref().is_none_or(|d| d.len() == expected)
-        && value
-            .d_log_probs_at
-            .as_ref()
-            .is_none_or(|d| d.len() == expected * width);
-    if !fits {
-        return Err(Error::new(
-            ErrorKind::Defect,
-            "forward_backward",
-            "the objective gave another number of derivatives than there are tokens",
-        )
-        .with("expected", expected)
-        .with("found", value.d_log_probs.len()));
-    }
     TokenGradients::select(
         packed,
         &value.d_log_probs,
@@ -405,12 +351,4 @@ fn token_gradients(
         value.d_log_probs_at.as_deref().map(|d| (d, width)),
     )
     .map_err(torch("forward_backward"))
-}
-
-/// Threads a rank computes with: as configured, else the machine's cores shared by the ranks.
-fn threads(plan: &TrainPlan, num_ranks: usize) -> i32 {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let share = (cores / num_ranks.max(1)).max(1);
-    let threads = plan.config.parallel.threads_per_rank.unwrap_or(share);
-    i32::try_from(threads).unwrap_or(i32::MAX)
 }

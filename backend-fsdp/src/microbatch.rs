@@ -1,11 +1,6 @@
 //! One micro-batch: gather, forward, free; gather again, backward, reduce-scatter.
 
-use drivetrain_core::{
-    Error, ErrorKind, Result,
-    batch::{Batch, ColumnData},
-    model::ModelSpec,
-    objective::TokenOutputs,
-};
+use drivetrain_core::{Result, batch::Batch, model::ModelSpec, objective::TokenOutputs};
 use tch::Tensor;
 
 use crate::{
@@ -365,21 +360,25 @@ impl TokenGradients {
 /// What the head is asked for on a micro-batch, and the number of further ids a token.
 ///
 /// # Errors
-/// `Data` if the column of further ids is missing, not i64, or names an id outside the vocabulary.
+/// `Data` if the column of further ids is none; torch's.
 pub(crate) fn ask(
     part: &Batch,
     packed: &Packed,
     temperature: f64,
     entropy: bool,
     log_probs_at: Option<&str>,
-    vocab_size: usize,
 ) -> Result<(Asked, usize)> {
     let (at, width) = match log_probs_at {
         None => (None, 0),
         Some(name) => {
-            let (ids, width) = scored_ids(part, packed, name, vocab_size)?;
-            let rows = packed.num_scored() as i64;
-            let ids = Tensor::f_from_slice(&ids).and_then(|t| t.f_view([rows, width as i64]));
+            let (ids, width) = part.token_ids(name)?;
+            let rows = packed.scored.iter();
+            let scored: Vec<i64> = rows
+                .flat_map(|&t| &ids[t * width..(t + 1) * width])
+                .copied()
+                .collect();
+            let shape = [packed.num_scored() as i64, width as i64];
+            let ids = Tensor::f_from_slice(&scored).and_then(|ids| ids.f_view(shape));
             (Some(ids.map_err(torch("upload_batch"))?), width)
         }
     };
@@ -393,33 +392,4 @@ pub(crate) fn ask(
         targets,
     };
     Ok((asked, width))
-}
-
-fn scored_ids(
-    part: &Batch,
-    packed: &Packed,
-    name: &str,
-    vocab_size: usize,
-) -> Result<(Vec<i64>, usize)> {
-    let fault =
-        |message: &str| Error::new(ErrorKind::Data, "upload_batch", message).with("column", name);
-    let column = part
-        .column(name)
-        .ok_or_else(|| fault("the batch lacks the column of token ids"))?;
-    let ColumnData::I64(values) = &column.data else {
-        return Err(fault("token ids must be i64").with("found", column.dtype()));
-    };
-    let width = column.width();
-    let ids: Vec<i64> = packed
-        .scored
-        .iter()
-        .flat_map(|&t| &values[t * width..(t + 1) * width])
-        .copied()
-        .collect();
-    match ids.iter().find(|&&id| id < 0 || id >= vocab_size as i64) {
-        Some(id) => Err(fault("a token id is outside the vocabulary")
-            .with("found", id)
-            .with("expected", format!("0 to {}", vocab_size.saturating_sub(1)))),
-        None => Ok((ids, width)),
-    }
 }

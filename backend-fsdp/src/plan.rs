@@ -7,31 +7,16 @@ use drivetrain_core::{
     config::JobSpec,
     mesh::{DeviceMesh, MeshAxis, Placement},
     model::{MlpSpec, ModelSpec, ParameterKind, ParameterSpec},
-    plan::{PipelineSchedule, PlannedCollective, PlannedOp, PlannedParameter, TrainPlan},
+    plan::{PipelineSchedule, PlannedCollective, PlannedOp, PlannedParameter, Sizes, TrainPlan},
 };
 
 use crate::options::Options;
 
 /// Resolves a job that `check` found no fault in.
 pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
-    let (mesh, model, config) = (job.mesh(), &job.model, &job.config);
+    let (mesh, model, config) = (job.mesh()?, &job.model, &job.config);
     let options = Options::read(config, backend).unwrap_or_default();
-    let share = config
-        .batch
-        .global_batch_size
-        .div_ceil(mesh.data_size().max(1));
-    let micro = config
-        .batch
-        .micro_batch_size
-        .unwrap_or(share)
-        .clamp(1, share.max(1));
-    let num_microbatches = share.div_ceil(micro);
-    let length = config
-        .data
-        .max_length
-        .unwrap_or(model.max_position_embeddings)
-        .min(model.max_position_embeddings);
-    let reference_tokens = config.batch.micro_batch_tokens.unwrap_or(micro * length);
+    let sizes = Sizes::of(job)?;
     let parameters = model
         .parameters()
         .into_iter()
@@ -42,7 +27,7 @@ pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
         .collect();
     Ok(TrainPlan {
         backend: backend.to_owned(),
-        collectives: collectives(model, &mesh, options, num_microbatches),
+        collectives: collectives(model, &mesh, options, sizes.num_microbatches),
         mesh,
         model: model.clone(),
         config: config.clone(),
@@ -51,9 +36,9 @@ pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
             start: 0,
             end: model.num_layers(),
         }],
-        schedule: vec![PipelineSchedule::sequential(num_microbatches)],
-        ops: ops(model, reference_tokens, length.min(reference_tokens)),
-        reference_tokens,
+        schedule: vec![PipelineSchedule::sequential(sizes.num_microbatches)],
+        ops: ops(model, sizes.tokens, sizes.longest.min(sizes.tokens)),
+        reference_tokens: sizes.tokens,
     })
 }
 

@@ -1,8 +1,10 @@
 //! State in and out: of each bucket, the share this rank owns, in Hugging Face coordinates.
 
 use drivetrain_core::{
-    Error, ErrorKind, Result,
-    checkpoint::{StatePiece, StateReader, StateSlot, StateWriter},
+    Result,
+    checkpoint::{
+        StatePiece, StateReader, StateSlot, StateWriter, read_into, read_step, write_step,
+    },
 };
 
 use crate::{
@@ -10,9 +12,6 @@ use crate::{
     optimizer::Optimizer,
     weights::{Buffers, Layout},
 };
-
-/// Name of the blob that holds the number of committed steps.
-const STEP: &str = "step";
 
 /// Writes this rank's pieces and the step; the caller finishes the writer.
 ///
@@ -47,7 +46,7 @@ pub(crate) fn save(
             }
         }
     }
-    writer.blob(STEP, optimizer.step.into())
+    write_step(writer, optimizer.step)
 }
 
 /// What was saved, for this rank: all weights, its share of the moments, and the step.
@@ -61,28 +60,13 @@ pub(crate) struct Loaded {
 /// Reads a state that any engine in any layout saved.
 ///
 /// # Errors
-/// `Checkpoint` if a tensor is missing or has another shape; the reader's.
+/// The reader's.
 pub(crate) fn load(
     layout: &Layout,
     data: &DataParallel,
     reader: &dyn StateReader,
 ) -> Result<Loaded> {
-    for spec in layout.parameters() {
-        for slot in [StateSlot::Weight, StateSlot::ExpAvg, StateSlot::ExpAvgSq] {
-            check_shape(&spec.name, &spec.shape, slot, reader)?;
-        }
-    }
-    let step = reader
-        .blob(STEP)
-        .and_then(serde_json::Value::as_u64)
-        .ok_or_else(|| {
-            Error::new(
-                ErrorKind::Checkpoint,
-                "load_state",
-                "the number of steps is missing",
-            )
-            .with("blob", STEP)
-        })?;
+    let step = read_step(reader)?;
     let mut loaded = Loaded {
         params: Buffers::zeros(layout),
         moments: Optimizer::zero_moments(data),
@@ -91,12 +75,8 @@ pub(crate) fn load(
     for (bucket, places) in layout.buckets().iter().enumerate() {
         for piece in places.pieces(0..places.len()) {
             let name = &layout.parameters()[piece.parameter].name;
-            let values = reader.read(name, StateSlot::Weight, &piece.runs)?;
-            fill(
-                &mut loaded.params.bucket_mut(bucket)[piece.range],
-                &values,
-                name,
-            )?;
+            let target = &mut loaded.params.bucket_mut(bucket)[piece.range];
+            read_into(reader, name, StateSlot::Weight, &piece.runs, target)?;
         }
         let own = data.own(bucket);
         for piece in places.pieces(own.clone()) {
@@ -106,50 +86,9 @@ pub(crate) fn load(
                 .into_iter()
                 .zip(&mut loaded.moments[bucket])
             {
-                let values = reader.read(name, slot, &piece.runs)?;
-                fill(&mut moment[local.clone()], &values, name)?;
+                read_into(reader, name, slot, &piece.runs, &mut moment[local.clone()])?;
             }
         }
     }
     Ok(loaded)
-}
-
-fn fill(target: &mut [f32], values: &[f32], name: &str) -> Result<()> {
-    if target.len() != values.len() {
-        return Err(Error::new(
-            ErrorKind::Checkpoint,
-            "load_state",
-            "the reader gave another number of elements than was asked for",
-        )
-        .with("tensor", name)
-        .with("expected", target.len())
-        .with("found", values.len()));
-    }
-    target.copy_from_slice(values);
-    Ok(())
-}
-
-fn check_shape(
-    name: &str,
-    expected: &[usize],
-    slot: StateSlot,
-    reader: &dyn StateReader,
-) -> Result<()> {
-    let found = reader.shape(name, slot);
-    if found.as_deref() == Some(expected) {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::Checkpoint,
-        "load_state",
-        "the checkpoint is of another model",
-    )
-    .with("tensor", name)
-    .with("slot", format!("{slot:?}"))
-    .with("expected", format!("{expected:?}"))
-    .with(
-        "found",
-        found.map_or("nothing".to_owned(), |shape| format!("{shape:?}")),
-    )
-    .help("resume with the config and the model that the checkpoint was saved with"))
 }

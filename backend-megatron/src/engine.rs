@@ -8,8 +8,8 @@ use drivetrain_core::{
     checkpoint::{SaveHandle, StateReader, StateWriter},
     communicator::Communicator,
     engine::{
-        Engine, ForwardBackwardReport, MemoryReport, OptimReport, Residency, ScoreRequest,
-        StepOptions, WeightInit, Weights,
+        Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
+        WeightInit, Weights,
     },
     init::SeededWeights,
     objective::{Objective, TokenOutputs},
@@ -24,7 +24,7 @@ use crate::{
     data_parallel::{DataParallel, Gradients, Reduction, Slot},
     microbatch::{self, OpenMicrobatch},
     model::Model,
-    modules::{Context, RopeTables},
+    modules::{Context, HeadRequest, RopeTables},
     optimizer::Optimizer,
     packed::Packed,
     weights::{self, Buffers},
@@ -51,21 +51,12 @@ impl MegatronEngine {
     /// Builds this rank's part. Collective over `world`.
     ///
     /// # Errors
-    /// `Config` if the world is not the plan's; those of reading weights and of the communicator.
+    /// Those of reading weights and of the communicator.
     pub(crate) fn new(
         plan: &TrainPlan,
         world: &Arc<dyn Communicator>,
         init: WeightInit<'_>,
     ) -> Result<Self> {
-        if world.world_size() != plan.mesh.world_size() {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "build_engine",
-                "the number of ranks is not the plan's",
-            )
-            .with("expected", plan.mesh.world_size())
-            .with("found", world.world_size()));
-        }
         let model = Model::new(&plan.model, plan.config.logits_budget_bytes)?;
         let data = DataParallel::new(&**world, &plan.mesh, &model.layout)?;
         let params = match init {
@@ -76,7 +67,7 @@ impl MegatronEngine {
             WeightInit::Deferred => Buffers::zeros(&model.layout),
         };
         Ok(Self {
-            cpu: Cpu::new(threads(plan, world.world_size())),
+            cpu: Cpu::new(plan.config.parallel.threads(world.world_size())),
             workspace: Workspace::default(),
             rope: RopeTables::default(),
             grads: Gradients::new(&model.layout, &data),
@@ -133,7 +124,7 @@ impl MegatronEngine {
         totals: &BatchTotals,
         report: &mut ForwardBackwardReport,
     ) -> Result<OpenMicrobatch> {
-        let packed = Packed::new(part, &part.scored(), self.plan.model.vocab_size)?;
+        let packed = Packed::new(part, &part.scored());
         self.rope.cover(&self.plan.model, packed.max_length());
         let accumulate = packed.num_scored() > 0 && self.grads.start_microbatch();
         let cx = Context {
@@ -185,35 +176,14 @@ impl MegatronEngine {
         self.grads.absorb(self.cpu, slots, reduced)
     }
 
-    fn check_open(&self, operation: &'static str) -> Result<()> {
-        if self.grads.is_open() {
-            return Ok(());
-        }
-        Err(
-            Error::new(ErrorKind::CallOrder, operation, "no step is open")
-                .help("call forward_backward first"),
-        )
-    }
-
     fn weights(&self, which: &Weights) -> Result<&Buffers> {
         match which {
             Weights::Policy => Ok(&self.params),
-            Weights::Tag(tag) => self.snapshots.get(tag).ok_or_else(|| self.unknown_tag(tag)),
+            Weights::Tag(tag) => self.snapshots.get(tag).ok_or_else(|| {
+                // The guard knows the tags.
+                Error::new(ErrorKind::Defect, "find_snapshot", "no such snapshot").with("tag", tag)
+            }),
         }
-    }
-
-    fn unknown_tag(&self, tag: &str) -> Error {
-        Error::new(
-            ErrorKind::Config,
-            "find_snapshot",
-            "no snapshot has this tag",
-        )
-        .with("found", tag)
-        .with(
-            "expected",
-            format!("one of {:?}", self.snapshots.keys().collect::<Vec<_>>()),
-        )
-        .help("call snapshot or import_weights with the tag first")
     }
 }
 
@@ -234,10 +204,13 @@ impl Engine for MegatronEngine {
     }
 
     fn forward(&mut self, batch: &Batch, request: &ScoreRequest) -> Result<TokenOutputs> {
-        let wanted = microbatch::head_request(request)?;
+        let wanted = HeadRequest {
+            temperature: request.temperature,
+            entropy: request.entropy,
+        };
         let mut outputs = TokenOutputs::default();
         for part in batch.iter_microbatches() {
-            let packed = Packed::new(&part, &part.predicted(), self.plan.model.vocab_size)?;
+            let packed = Packed::new(&part, &part.predicted());
             self.rope.cover(&self.plan.model, packed.max_length());
             let cx = Context {
                 cpu: self.cpu,
@@ -254,7 +227,6 @@ impl Engine for MegatronEngine {
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
-        self.check_open("optim_step")?;
         let report = self.optimizer.update(
             self.cpu,
             &*self.world,
@@ -292,7 +264,6 @@ impl Engine for MegatronEngine {
     }
 
     fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
-        self.check_open("export_gradients")?;
         let (layout, step) = (&self.model.layout, self.optimizer.step);
         if self.data.size() == 1 {
             return weights::export(layout, &self.grads.local, step, |_| DType::F32, sink);
@@ -344,21 +315,8 @@ impl Engine for MegatronEngine {
     }
 
     fn drop_snapshot(&mut self, tag: &str) -> Result<()> {
-        match self.snapshots.remove(tag) {
-            Some(_) => Ok(()),
-            None => Err(self.unknown_tag(tag)),
-        }
-    }
-
-    fn set_residency(&mut self, residency: Residency) -> Result<()> {
-        match residency {
-            Residency::Device => Ok(()),
-            Residency::OptimizerOffloaded | Residency::Offloaded => Err(Error::new(
-                ErrorKind::Unsupported,
-                "set_residency",
-                "this engine's state is in host memory already",
-            )),
-        }
+        self.snapshots.remove(tag);
+        Ok(())
     }
 
     fn memory(&self) -> MemoryReport {
@@ -370,12 +328,4 @@ impl Engine for MegatronEngine {
             peak_activations: self.workspace.peak_bytes(),
         }
     }
-}
-
-/// Threads of this rank: what the job says, or the machine's cores shared out.
-fn threads(plan: &TrainPlan, world_size: usize) -> usize {
-    plan.config.parallel.threads_per_rank.unwrap_or_else(|| {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        (cores / world_size).max(1)
-    })
 }

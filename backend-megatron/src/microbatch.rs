@@ -1,10 +1,9 @@
 //! One micro-batch through the model: forward to the objective, and backward from it.
 
 use drivetrain_core::{
-    Error, ErrorKind, Result,
+    Result,
     batch::{Batch, BatchTotals},
-    engine::ScoreRequest,
-    objective::{Objective, ObjectiveValue, Requirements, TokenOutputs},
+    objective::{Objective, ObjectiveValue, TokenOutputs},
 };
 
 use crate::{
@@ -38,7 +37,7 @@ pub(crate) enum State {
 /// Runs the model and the objective. Where the objective's derivative is known, the head's backward too.
 ///
 /// # Errors
-/// The objective's; `Unsupported` for a requirement that this engine lacks.
+/// The objective's.
 pub(crate) fn forward(
     model: &Model,
     cx: &Context<'_>,
@@ -49,11 +48,11 @@ pub(crate) fn forward(
     totals: &BatchTotals,
 ) -> Result<(State, ObjectiveValue)> {
     let requirements = objective.requires();
-    let request = required(&requirements)?;
-    let evaluate = |outputs: &TokenOutputs| {
-        let value = objective.evaluate(part, outputs, totals)?;
-        check_derivatives(objective, &requirements, part.num_tokens(), value)
+    let request = HeadRequest {
+        temperature: requirements.temperature,
+        entropy: requirements.entropy,
     };
+    let evaluate = |outputs: &TokenOutputs| objective.evaluate(part, outputs, totals);
     let blank = TokenOutputs {
         log_probs: vec![0.0; part.num_tokens()],
         entropy: request.entropy.then(|| vec![0.0; part.num_tokens()]),
@@ -134,19 +133,6 @@ pub(crate) fn score(
     model.head.forward(cx, params, &x, request, false).0
 }
 
-/// What a scoring request asks of the head.
-///
-/// # Errors
-/// `Unsupported` for what this engine lacks, `Config` for a temperature that is not positive.
-pub(crate) fn head_request(request: &ScoreRequest) -> Result<HeadRequest> {
-    required(&Requirements {
-        temperature: request.temperature,
-        entropy: request.entropy,
-        log_probs_at: request.log_probs_at.clone(),
-        ..Requirements::default()
-    })
-}
-
 impl HeadOutputs {
     /// In their tokens' places, 0 elsewhere.
     pub(crate) fn spread(self, packed: &Packed) -> TokenOutputs {
@@ -167,67 +153,4 @@ fn blocks(model: &Model, cx: &Context<'_>, params: &Buffers) -> (Buffer, Vec<Sav
         x = y;
     }
     (x, saved)
-}
-
-fn required(requirements: &Requirements) -> Result<HeadRequest> {
-    let lacks = [
-        (requirements.value, "a value head"),
-        (
-            requirements.log_probs_at.is_some(),
-            "log-probs at given ids",
-        ),
-    ];
-    if let Some((_, what)) = lacks.iter().find(|(wanted, _)| *wanted) {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "read_requirements",
-            format!("this engine has no {what}"),
-        ));
-    }
-    let temperature = requirements.temperature;
-    if !(temperature > 0.0 && temperature.is_finite()) {
-        return Err(Error::new(
-            ErrorKind::Config,
-            "read_requirements",
-            "the temperature must be above 0 and finite",
-        )
-        .with("found", temperature));
-    }
-    Ok(HeadRequest {
-        temperature,
-        entropy: requirements.entropy,
-    })
-}
-
-/// A user's objective may be wrong: its derivatives must have one element a token.
-fn check_derivatives(
-    objective: &dyn Objective,
-    requirements: &Requirements,
-    tokens: usize,
-    value: ObjectiveValue,
-) -> Result<ObjectiveValue> {
-    let entropy = value.d_entropy.as_ref();
-    let lengths = [
-        ("d_log_probs", Some(value.d_log_probs.len())),
-        (
-            "d_entropy",
-            entropy.filter(|_| requirements.entropy).map(Vec::len),
-        ),
-    ];
-    for (name, length) in lengths {
-        if let Some(length) = length
-            && length != tokens
-        {
-            return Err(Error::new(
-                ErrorKind::Data,
-                "evaluate_objective",
-                "an objective gave a derivative that has not one element a token",
-            )
-            .with("objective", objective.name())
-            .with("field", name)
-            .with("expected", tokens)
-            .with("found", length));
-        }
-    }
-    Ok(value)
 }

@@ -1,6 +1,6 @@
 //! A micro-batch as the modules see it: tokens end to end, positions, and which rows the head scores.
 
-use drivetrain_core::{Error, ErrorKind, Result, batch::Batch};
+use drivetrain_core::batch::Batch;
 
 /// One micro-batch of T tokens.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -21,35 +21,17 @@ pub(crate) struct Packed {
 
 impl Packed {
     /// A micro-batch of which the tokens in `scored` (never a sequence's first) are scored.
-    ///
-    /// # Errors
-    /// `Data` if a token id is not below `vocab_size`.
-    pub(crate) fn new(microbatch: &Batch, scored: &[bool], vocab_size: usize) -> Result<Self> {
+    pub(crate) fn new(microbatch: &Batch, scored: &[bool]) -> Self {
         let tokens = microbatch.tokens().to_vec();
-        if let Some(t) = tokens.iter().position(|&id| id as usize >= vocab_size) {
-            return Err(Error::new(
-                ErrorKind::Data,
-                "embed_tokens",
-                "a token id is outside the vocabulary",
-            )
-            .with("token", t)
-            .with(
-                "sequence",
-                microbatch.starts().partition_point(|&s| s <= t) - 1,
-            )
-            .with("found", tokens[t])
-            .with("expected", format!("below {vocab_size}"))
-            .help("tokenize the data with this model's tokenizer"));
-        }
         let scored: Vec<usize> = (1..tokens.len()).filter(|&t| scored[t]).collect();
-        Ok(Self {
+        Self {
             rows: scored.iter().map(|&t| t as u32 - 1).collect(),
             targets: scored.iter().map(|&t| tokens[t]).collect(),
             scored,
             positions: microbatch.positions(),
             starts: microbatch.starts().to_vec(),
             tokens,
-        })
+        }
     }
 
     /// T.

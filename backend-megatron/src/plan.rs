@@ -4,7 +4,7 @@ use drivetrain_core::{
     Result,
     config::JobSpec,
     mesh::{MeshAxis, Placement},
-    plan::{PipelineSchedule, PlannedCollective, PlannedOp, PlannedParameter, TrainPlan},
+    plan::{PipelineSchedule, PlannedCollective, PlannedOp, PlannedParameter, Sizes, TrainPlan},
 };
 
 use crate::model::Model;
@@ -15,7 +15,7 @@ use crate::model::Model;
 /// `Unsupported` for a model that cannot be built.
 pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
     let model = Model::new(&job.model, job.config.logits_budget_bytes)?;
-    let mesh = job.mesh();
+    let mesh = job.mesh()?;
     let parameters = model
         .layout
         .parameters()
@@ -24,17 +24,16 @@ pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
             spec: spec.clone(),
             placements: vec![(MeshAxis::DataShard, Placement::Replicate)],
         });
-    let num_microbatches = num_microbatches(job);
-    let tokens = reference_tokens(job);
+    let sizes = Sizes::of(job)?;
     Ok(TrainPlan {
         backend: backend.to_owned(),
         mesh,
         parameters: parameters.collect(),
         stages: std::iter::once(0..job.model.num_layers()).collect(),
-        schedule: vec![PipelineSchedule::sequential(num_microbatches)],
-        ops: ops(&model, tokens),
+        schedule: vec![PipelineSchedule::sequential(sizes.num_microbatches)],
+        ops: ops(&model, sizes.tokens),
         collectives: collectives(&model, mesh.data_size()),
-        reference_tokens: tokens,
+        reference_tokens: sizes.tokens,
         model: job.model.clone(),
         config: job.config.clone(),
     })
@@ -55,8 +54,8 @@ fn collectives(model: &Model, ranks: usize) -> Vec<PlannedCollective> {
         count,
         overlaps: None,
     };
-    // Loss and failure flag; squared norm and finite flag.
-    let mut planned = vec![sum(2 * size_of::<f64>(), 2)];
+    // Loss; squared norm and finite flag.
+    let mut planned = vec![sum(size_of::<f64>(), 1), sum(2 * size_of::<f64>(), 1)];
     if ranks > 1 {
         for bucket in model.layout.buckets() {
             for (operation, overlaps) in
@@ -73,34 +72,4 @@ fn collectives(model: &Model, ranks: usize) -> Vec<PlannedCollective> {
         }
     }
     planned
-}
-
-/// Micro-batches of a rank, if every sequence is a group of its own; by tokens it depends on the data.
-fn num_microbatches(job: &JobSpec) -> usize {
-    let batch = &job.config.batch;
-    let share = batch
-        .global_batch_size
-        .div_ceil(job.mesh().data_size().max(1));
-    batch
-        .micro_batch_size
-        .map_or(1, |size| share.div_ceil(size.max(1)))
-        .max(1)
-}
-
-/// Tokens of the micro-batch that operations are counted for: the token budget, or full-length sequences.
-fn reference_tokens(job: &JobSpec) -> usize {
-    let config = &job.config;
-    let longest = config
-        .data
-        .max_length
-        .unwrap_or(job.model.max_position_embeddings);
-    let share = config
-        .batch
-        .global_batch_size
-        .div_ceil(job.mesh().data_size().max(1));
-    let sequences = config.batch.micro_batch_size.unwrap_or(share).min(share);
-    config
-        .batch
-        .micro_batch_tokens
-        .unwrap_or(sequences * longest)
 }

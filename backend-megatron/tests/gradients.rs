@@ -6,6 +6,7 @@ use common::{assert_close, batch, engine, job, model, on_ranks, train, weights};
 use drivetrain_core::{
     DType, Result,
     batch::{Batch, BatchTotals},
+    engine::Engine,
     model::Family,
     objective::{Objective, ObjectiveValue, Requirements, TokenOutputs},
     plan::MicrobatchLimit,

@@ -1,14 +1,11 @@
-//! Checkpoints over other numbers of ranks, snapshots, scoring, export, and the plan.
+//! Scoring, export, memory, and the plan.
 
 mod common;
 
-use common::{
-    MemoryState, assert_close, batch, engine, job, model, on_ranks, share, train, weights,
-};
+use common::{batch, engine, job, model, on_ranks, share, train, weights};
 use drivetrain_core::{
-    DType, ErrorKind, Severity,
-    config::JobSpec,
-    engine::{Backend, ScoreRequest, StepOptions, Weights},
+    DType,
+    engine::{Backend, Engine, ScoreRequest, StepOptions, Weights},
     model::Family,
     objective::Nll,
     plan::MicrobatchLimit,
@@ -17,95 +14,6 @@ use drivetrain_core::{
 use drivetrain_megatron::Megatron;
 
 const LIMIT: MicrobatchLimit = MicrobatchLimit::Sequences(2);
-
-/// Trains `steps` steps, from a saved state if there is one, and saves.
-fn train_and_save(
-    job: &JobSpec,
-    from: Option<&MemoryState>,
-    steps: usize,
-) -> (MemoryState, MemoryWeights) {
-    let ranks = job.config.parallel.data_parallel_size;
-    let (start, state) = (weights(&job.model), MemoryState::default());
-    let trained = on_ranks(ranks, |world| {
-        let (share, totals) = share(&batch(), ranks, world.rank(), LIMIT);
-        let mut engine = engine(job, world, &start)?;
-        if let Some(from) = from {
-            engine.load_state(&from.reader())?;
-        }
-        for _ in 0..steps {
-            engine.forward_backward(&share, &Nll::default(), &totals)?;
-            engine.optim_step(&StepOptions::default())?;
-        }
-        engine.save_state(Box::new(state.clone()))?.finish()?;
-        let mut trained = MemoryWeights::new();
-        engine.export_weights(&Weights::Policy, &mut trained)?;
-        Ok(trained)
-    });
-    (state, trained)
-}
-
-#[test]
-fn a_resumed_run_equals_the_uninterrupted_one_and_not_a_cold_start() {
-    let job = |ranks| job(model(Family::Qwen2), ranks);
-    let (_, whole) = train_and_save(&job(4), None, 5);
-    let (saved, _) = train_and_save(&job(4), None, 3);
-    saved.assert_complete(&model(Family::Qwen2));
-    let (_, resumed) = train_and_save(&job(4), Some(&saved), 2);
-    assert_eq!(resumed, whole);
-    for ranks in [1, 2, 3] {
-        let (_, resumed) = train_and_save(&job(ranks), Some(&saved), 2);
-        assert_close("other ranks", &resumed, &whole, 1e-5);
-    }
-    let (_, cold) = train_and_save(&job(4), None, 2);
-    assert_ne!(cold, whole);
-}
-
-#[test]
-fn a_checkpoint_of_another_model_is_refused() {
-    let (saved, _) = train_and_save(&job(model(Family::Qwen2), 1), None, 1);
-    let mut wider = model(Family::Qwen2);
-    wider.hidden_size = 48;
-    let start = weights(&wider);
-    let error = on_ranks(1, |world| {
-        let mut engine = engine(&job(wider.clone(), 1), world, &start)?;
-        Ok(engine.load_state(&saved.reader()).unwrap_err())
-    });
-    assert_eq!(error.kind(), ErrorKind::Checkpoint);
-    assert_eq!(error.context("tensor"), Some("model.embed_tokens.weight"));
-}
-
-#[test]
-fn a_snapshot_keeps_the_weights_of_its_moment() {
-    let job = job(model(Family::Mistral), 2);
-    let start = weights(&job.model);
-    on_ranks(2, |world| {
-        let (share, totals) = share(&batch(), 2, world.rank(), LIMIT);
-        let mut engine = engine(&job, world, &start)?;
-        let reference = ScoreRequest {
-            weights: Weights::Tag("reference".to_owned()),
-            entropy: true,
-            ..ScoreRequest::default()
-        };
-        let policy = ScoreRequest {
-            weights: Weights::Policy,
-            ..reference.clone()
-        };
-        assert_eq!(
-            engine.forward(&share, &reference).unwrap_err().kind(),
-            ErrorKind::Config
-        );
-        engine.snapshot("reference")?;
-        let before = engine.forward(&share, &policy)?;
-        engine.forward_backward(&share, &Nll::default(), &totals)?;
-        engine.optim_step(&StepOptions::default())?;
-        assert_eq!(engine.forward(&share, &reference)?, before);
-        assert_ne!(engine.forward(&share, &policy)?, before);
-        assert!(engine.memory().snapshots == engine.memory().parameters);
-        engine.drop_snapshot("reference")?;
-        assert_eq!(engine.memory().snapshots, 0);
-        Ok(())
-    });
-}
 
 #[test]
 fn scores_keep_the_order_cover_all_but_first_tokens_and_do_not_depend_on_the_budget() {
@@ -132,7 +40,7 @@ fn scores_keep_the_order_cover_all_but_first_tokens_and_do_not_depend_on_the_bud
             "token {t}: {log_prob}"
         );
     }
-    let cut = score(97 * 4, &[0, 1, 1, 4, 5]);
+    let cut = score(97 * 8, &[0, 1, 1, 4, 5]);
     let close = |a: &[f64], b: &[f64]| {
         assert_eq!(a.len(), b.len());
         a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-5)
@@ -166,27 +74,6 @@ fn weights_that_went_in_come_out_in_order_and_dtype() {
         assert_eq!(out.values(name), Some(values));
         assert_eq!(out.describe(name).unwrap().1, DType::Bf16);
     }
-}
-
-#[test]
-fn an_import_that_fails_changes_nothing() {
-    let job = job(model(Family::Llama), 1);
-    let start = weights(&job.model);
-    let mut other = MemoryWeights::new();
-    for (name, shape, values) in start.iter().filter(|(n, _, _)| *n != "model.norm.weight") {
-        other
-            .insert(name, shape, DType::F32, values.iter().map(|v| -v).collect())
-            .unwrap();
-    }
-    on_ranks(1, |world| {
-        let mut engine = engine(&job, world, &start)?;
-        let error = engine.import_weights(&Weights::Policy, &other).unwrap_err();
-        assert_eq!(error.context("tensor"), Some("model.norm.weight"));
-        let mut out = MemoryWeights::new();
-        engine.export_weights(&Weights::Policy, &mut out)?;
-        assert_eq!(out.values("lm_head.weight"), start.values("lm_head.weight"));
-        engine.import_weights(&Weights::Tag("other".to_owned()), &start)
-    });
 }
 
 #[test]
@@ -224,25 +111,6 @@ fn the_optimizer_is_sharded_over_ranks() {
         four.optimizer,
         one.optimizer
     );
-}
-
-#[test]
-fn every_fault_is_found_at_once_and_planning_then_refuses() {
-    let mut job = job(model(Family::Llama), 1);
-    job.config.precision.reduce = DType::Bf16;
-    job.config.precision.export = Some(DType::I64);
-    job.config.logits_budget_bytes = 16;
-    job.model.head_dim = 7;
-    job.model.num_kv_heads = 3;
-    job.model.layers[1].sliding_window = Some(0);
-    let faults = Megatron.check(&job);
-    let rules: Vec<_> = faults.iter().map(|f| f.rule).collect();
-    assert_eq!(
-        rules,
-        ["MEG-01", "MEG-02", "MEG-03", "MEG-04", "MEG-05", "MEG-06"]
-    );
-    assert!(faults.iter().all(|f| f.severity == Severity::Error));
-    assert_eq!(Megatron.plan(&job).unwrap_err().diagnostics().len(), 6);
 }
 
 #[test]

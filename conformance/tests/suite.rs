@@ -77,6 +77,7 @@ fn unclaimed_things_are_refused_and_the_rest_passes() {
     let claims = Capability {
         families: ReferenceBackend::new().capability().families,
         compute: ReferenceBackend::new().capability().compute,
+        reduce: ReferenceBackend::new().capability().reduce,
         devices: ReferenceBackend::new().capability().devices,
         ..Capability::default()
     };

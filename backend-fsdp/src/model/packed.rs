@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drivetrain_core::{Error, ErrorKind, Result, batch::Batch, model::ModelSpec};
+use drivetrain_core::{Result, batch::Batch, model::ModelSpec};
 use tch::{Kind, Tensor};
 
 use crate::error::{Torch, torch};
@@ -40,14 +40,13 @@ impl Packed {
     /// Uploads a micro-batch whose `scored` tokens matter.
     ///
     /// # Errors
-    /// `Data` if a token is outside the vocabulary.
+    /// Torch's.
     pub(crate) fn new(
         batch: &Batch,
         scored: &[bool],
         model: &ModelSpec,
         rope: &mut RopeTables,
     ) -> Result<Self> {
-        check_tokens(batch, model.vocab_size)?;
         Self::upload(batch, scored, model, rope).map_err(torch("upload_batch"))
     }
 
@@ -90,28 +89,6 @@ impl Packed {
     /// S.
     pub(crate) fn num_scored(&self) -> usize {
         self.scored.len()
-    }
-}
-
-fn check_tokens(batch: &Batch, vocab_size: usize) -> Result<()> {
-    match batch
-        .tokens()
-        .iter()
-        .position(|&t| t as usize >= vocab_size)
-    {
-        None => Ok(()),
-        Some(at) => {
-            let sequence = batch.starts().partition_point(|&s| s <= at) - 1;
-            Err(Error::new(
-                ErrorKind::Data,
-                "upload_batch",
-                "a token id is outside the vocabulary",
-            )
-            .with("sequence", sequence)
-            .with("position", at - batch.starts()[sequence])
-            .with("found", batch.tokens()[at])
-            .with("expected", format!("0 to {}", vocab_size.saturating_sub(1))))
-        }
     }
 }
 

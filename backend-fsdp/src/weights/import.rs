@@ -8,19 +8,8 @@ use crate::{error::torch, host::floats_mut, sharding::Unit};
 /// This rank's shard of each unit, read from a source.
 ///
 /// # Errors
-/// `File` naming a tensor that is missing or has another shape; the source's.
+/// The source's; `File` if it gives another number of elements.
 pub(crate) fn read(units: &[Unit], source: &dyn WeightSource) -> Result<Vec<Tensor>> {
-    for spec in units.iter().flat_map(|u| u.layout.specs()) {
-        let (shape, _) = source.describe(&spec.name)?;
-        if shape != spec.shape {
-            return Err(
-                wrong_size("a tensor has another shape than the model's config says")
-                    .with("tensor", &spec.name)
-                    .with("expected", format!("{:?}", spec.shape))
-                    .with("found", format!("{shape:?}")),
-            );
-        }
-    }
     units.iter().map(|unit| read_unit(unit, source)).collect()
 }
 
@@ -36,7 +25,9 @@ fn read_unit(unit: &Unit, source: &dyn WeightSource) -> Result<Tensor> {
         }
         let values = source.read_rows(&spec.name, rows)?;
         if values.len() != target.len() {
-            return Err(wrong_size(
+            return Err(Error::new(
+                ErrorKind::File,
+                "import_weights",
                 "the source gave another number of elements than was asked for",
             )
             .with("tensor", &spec.name)
@@ -46,8 +37,4 @@ fn read_unit(unit: &Unit, source: &dyn WeightSource) -> Result<Tensor> {
         target.copy_from_slice(&values);
     }
     Ok(shard)
-}
-
-fn wrong_size(message: &str) -> Error {
-    Error::new(ErrorKind::File, "import_weights", message)
 }

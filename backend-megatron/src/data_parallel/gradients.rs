@@ -39,11 +39,6 @@ impl Gradients {
         }
     }
 
-    /// Whether a step is open.
-    pub(crate) fn is_open(&self) -> bool {
-        self.open
-    }
-
     /// Called once for each micro-batch that has a gradient, in order: whether it adds to `local`, or is the
     /// first and overwrites it.
     pub(crate) fn start_microbatch(&mut self) -> bool {

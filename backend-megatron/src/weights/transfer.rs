@@ -12,21 +12,8 @@ use super::{Buffers, Layout};
 /// Reads every parameter.
 ///
 /// # Errors
-/// `File` naming a tensor that is missing or has another shape; the source's.
+/// The source's.
 pub(crate) fn import(layout: &Layout, source: &dyn WeightSource) -> Result<Buffers> {
-    for spec in layout.parameters() {
-        let (shape, _) = source.describe(&spec.name)?;
-        if shape != spec.shape {
-            return Err(Error::new(
-                ErrorKind::File,
-                "import_weights",
-                "a tensor has another shape than the model's config says",
-            )
-            .with("tensor", &spec.name)
-            .with("expected", format!("{:?}", spec.shape))
-            .with("found", format!("{shape:?}")));
-        }
-    }
     let mut weights = Buffers::zeros(layout);
     for (index, spec) in layout.parameters().iter().enumerate() {
         let (bucket, part) = layout.place(index);

@@ -1,20 +1,14 @@
 //! Tiny models and batches, and a rank-by-rank run of steps.
 #![allow(dead_code)] // each test file uses a part
 
-use std::{
-    collections::BTreeMap,
-    ops::Range,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use drivetrain_core::{
     DType, Result,
     batch::{Batch, BatchBuilder, BatchTotals},
-    checkpoint::{StatePiece, StateReader, StateSlot, StateWriter},
     communicator::Communicator,
     config::{JobConfig, JobSpec},
-    engine::{Backend, Engine, OptimReport, StepOptions, WeightInit, Weights},
+    engine::{Engine, Guarded, OptimReport, StepOptions, WeightInit, Weights, build_engine},
     launch::run_ranks,
     model::{Family, LayerSpec, MlpSpec, ModelSpec, RopeScaling, RopeSpec},
     objective::Objective,
@@ -125,9 +119,9 @@ pub(crate) fn engine(
     job: &JobSpec,
     world: Arc<dyn Communicator>,
     weights: &MemoryWeights,
-) -> Result<Box<dyn Engine>> {
-    let plan = Megatron.plan(job)?;
-    Megatron.build(&plan, world, WeightInit::Source(weights))
+) -> Result<Guarded> {
+    let (engine, _) = build_engine(&Megatron, job, world, WeightInit::Source(weights))?;
+    Ok(engine)
 }
 
 /// Runs `body` on every rank and gives what rank 0 returned.
@@ -196,100 +190,5 @@ pub(crate) fn assert_close(
             let gap = (g - w).abs() / scale;
             assert!(gap <= tolerance, "{what}: {name}[{i}] is {g}, expected {w}");
         }
-    }
-}
-
-/// A checkpoint in memory: every element's value, and how often it was written.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct MemoryState {
-    tensors: Arc<Mutex<Tensors>>,
-    blobs: Arc<Mutex<Blobs>>,
-}
-
-type Tensors = BTreeMap<(String, StateSlot), Saved>;
-type Blobs = BTreeMap<String, serde_json::Value>;
-
-#[derive(Debug, Clone)]
-struct Saved {
-    shape: Vec<usize>,
-    values: Vec<f32>,
-    writes: Vec<u32>,
-}
-
-impl MemoryState {
-    /// Fails unless each element of each tensor was written once.
-    pub(crate) fn assert_complete(&self, model: &ModelSpec) {
-        let tensors = self.tensors.lock().unwrap();
-        assert_eq!(tensors.len(), 3 * model.parameters().len());
-        for ((name, slot), saved) in tensors.iter() {
-            assert!(saved.writes.iter().all(|&n| n == 1), "{name} {slot:?}");
-        }
-    }
-
-    /// What it reads.
-    pub(crate) fn reader(&self) -> MemoryReader {
-        MemoryReader {
-            tensors: self.tensors.lock().unwrap().clone(),
-            blobs: self.blobs.lock().unwrap().clone(),
-        }
-    }
-}
-
-impl StateWriter for MemoryState {
-    fn piece(&mut self, piece: StatePiece<'_>) -> Result<()> {
-        let mut tensors = self.tensors.lock().unwrap();
-        let count = piece.shape.iter().product();
-        let saved = tensors
-            .entry((piece.name.to_owned(), piece.slot))
-            .or_insert_with(|| Saved {
-                shape: piece.shape.to_vec(),
-                values: vec![f32::NAN; count],
-                writes: vec![0; count],
-            });
-        let values = piece.data.to_f32().unwrap();
-        let elements: Vec<usize> = piece.runs.into_iter().flatten().collect();
-        assert_eq!(values.len(), elements.len());
-        for (at, value) in elements.into_iter().zip(values) {
-            saved.values[at] = value;
-            saved.writes[at] += 1;
-        }
-        Ok(())
-    }
-
-    fn blob(&mut self, name: &str, value: serde_json::Value) -> Result<()> {
-        self.blobs.lock().unwrap().insert(name.to_owned(), value);
-        Ok(())
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// Reads a [`MemoryState`].
-#[derive(Debug)]
-pub(crate) struct MemoryReader {
-    tensors: Tensors,
-    blobs: Blobs,
-}
-
-impl StateReader for MemoryReader {
-    fn shape(&self, name: &str, slot: StateSlot) -> Option<Vec<usize>> {
-        self.tensors
-            .get(&(name.to_owned(), slot))
-            .map(|s| s.shape.clone())
-    }
-
-    fn read(&self, name: &str, slot: StateSlot, runs: &[Range<usize>]) -> Result<Vec<f32>> {
-        let saved = &self.tensors[&(name.to_owned(), slot)];
-        Ok(runs
-            .iter()
-            .flat_map(|r| &saved.values[r.clone()])
-            .copied()
-            .collect())
-    }
-
-    fn blob(&self, name: &str) -> Option<&serde_json::Value> {
-        self.blobs.get(name)
     }
 }

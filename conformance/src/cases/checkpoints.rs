@@ -147,7 +147,7 @@ impl Run {
             Ok(steps)
         })?;
         let first = steps.into_iter().next().expect("at least one rank");
-        Ok((first, state.complete(job.mesh().world_size())?))
+        Ok((first, state.complete(job.mesh()?.world_size())?))
     }
 
     /// The rest of the steps, from a checkpoint, and the weights at the end.

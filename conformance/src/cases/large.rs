@@ -21,6 +21,9 @@ const LONG: [(usize, usize); 6] = [(65, 40), (200, 199), (3, 2), (129, 1), (64, 
 /// Prime, and beyond 2^15: no block size divides it, no 16-bit index holds it.
 const LARGE_VOCAB: usize = 50_021;
 
+/// A name, a model, and its sequences as (tokens, of which scored).
+type Fixture = (&'static str, ModelSpec, &'static [(usize, usize)]);
+
 pub(super) fn cases() -> Vec<Case> {
     let long = |family, window: Option<usize>| {
         let mut model = dense(family, 2);
@@ -39,7 +42,7 @@ pub(super) fn cases() -> Vec<Case> {
     vocab.vocab_size = LARGE_VOCAB;
     let mut tied_vocab = vocab.clone();
     tied_vocab.tied_embeddings = true;
-    let all: [(&str, ModelSpec, &'static [(usize, usize)]); 8] = [
+    let all: [Fixture; 8] = [
         ("long/llama", long(Family::Llama, None), &LONG),
         ("long/wide_heads", wide_heads, &LONG),
         ("long/qwen2", long(Family::Qwen2, None), &LONG),

@@ -2,7 +2,7 @@
 
 use drivetrain_core::{
     Error, ErrorKind, Result,
-    batch::{Batch, BatchBuilder, BatchTotals},
+    batch::{Batch, BatchBuilder, BatchTotals, Column, ColumnData},
     engine::{Capability, Engine, Residency, ScoreRequest, StepOptions, Weights},
     model::ModelSpec,
     objective::Nll,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     fixture::{batches, models},
-    objective::{IDS, Polynomial},
+    objective::{IDS, Polynomial, WEIGHTS},
     state::MemoryState,
     suite::{Case, Findings, Needs, Rank, Subject},
     train::weights,
@@ -191,7 +191,57 @@ pub(super) fn cases() -> Vec<Case> {
             refuses(call, kind, s, f)
         }));
     }
+    let ids = Needs {
+        log_probs_at: true,
+        ..Needs::default()
+    };
+    for (name, column) in [
+        ("ids_missing", None),
+        (
+            "ids_of_f32",
+            Some(Column::per_token(ColumnData::F32(vec![1.0; 2]))),
+        ),
+        (
+            "ids_by_sequence",
+            Some(Column::per_sequence(ColumnData::I64(vec![1]))),
+        ),
+        (
+            "ids_below_0",
+            Some(Column::per_token(ColumnData::I64(vec![0, -1]))),
+        ),
+        (
+            "ids_outside",
+            Some(Column::per_token(ColumnData::I64(vec![0, 97]))),
+        ),
+    ] {
+        let full = format!("refusals/{name}");
+        cases.push(Case::new(full, ids.clone(), move |s, f| {
+            let call = |rank: &mut Rank, _: &Batch| bad_ids(rank, column.clone());
+            refuses(call, ErrorKind::Data, s, f)
+        }));
+    }
     cases
+}
+
+/// Scoring and training at these ids, two tokens of one sequence.
+fn bad_ids(rank: &mut Rank, column: Option<Column>) -> Result<()> {
+    let mut builder = BatchBuilder::new();
+    builder.push(&[1, 2], None)?;
+    let weights = Column::per_token(ColumnData::F64(vec![1.0; 2]));
+    builder.column(WEIGHTS, weights);
+    if let Some(column) = column {
+        builder.column(IDS, column);
+    }
+    let batch = builder.build()?;
+    let request = ScoreRequest {
+        log_probs_at: Some(IDS.to_owned()),
+        ..ScoreRequest::default()
+    };
+    match rank.engine.forward(&batch, &request) {
+        Err(error) if error.kind() == ErrorKind::Data => train(rank, &batch, false, true),
+        Err(error) => Err(error),
+        Ok(_) => Ok(()),
+    }
 }
 
 fn train(rank: &mut Rank, batch: &Batch, entropy: bool, at_ids: bool) -> Result<()> {
@@ -207,7 +257,12 @@ fn train(rank: &mut Rank, batch: &Batch, entropy: bool, at_ids: bool) -> Result<
 }
 
 /// The call fails with this kind, and the engine trains on as if it had not been made.
-fn refuses(call: Call, kind: ErrorKind, subject: &Subject, findings: &mut Findings) -> Result<()> {
+fn refuses(
+    call: impl Fn(&mut Rank, &Batch) -> Result<()> + Sync,
+    kind: ErrorKind,
+    subject: &Subject,
+    findings: &mut Findings,
+) -> Result<()> {
     let model = any_model(subject)?;
     let setting = Setting::new(&model, subject.settings.seed)?;
     let batch = batches::plain(model.vocab_size, subject.settings.seed)?;
@@ -235,7 +290,6 @@ fn refuses(call: Call, kind: ErrorKind, subject: &Subject, findings: &mut Findin
         let message = format!("refused as {:?} and not as {kind:?}: {error}", error.kind());
         return Err(Error::new(ErrorKind::Parity, "conformance", message));
     }
-    findings.fact("refused", true);
     equal(findings, "weights after the refusal", &end, &plain[0].1);
     Ok(())
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use drivetrain_core::{
-    Error, ErrorKind, Result, View,
-    checkpoint::{SaveHandle, StatePiece, StateReader, StateSlot, StateWriter},
+    Result, View,
+    checkpoint::{
+        SaveHandle, StatePiece, StateReader, StateSlot, StateWriter, read_step, write_step,
+    },
 };
 
 use super::{defect::Defect, engine::ReferenceEngine, matrix::Matrix};
-
-const STEP: &str = "step";
 
 pub(super) fn save(
     engine: &ReferenceEngine,
@@ -37,35 +37,16 @@ pub(super) fn save(
             }
         }
     }
-    writer.blob(STEP, engine.step.into())?;
+    write_step(&mut *writer, engine.step)?;
     writer.finish()?;
     Ok(SaveHandle::done())
 }
 
 pub(super) fn load(engine: &mut ReferenceEngine, reader: &dyn StateReader) -> Result<()> {
-    let step = reader.blob(STEP).and_then(serde_json::Value::as_u64);
-    let step = step.ok_or_else(|| {
-        Error::new(
-            ErrorKind::Checkpoint,
-            "load_state",
-            "the checkpoint says no step",
-        )
-        .with("blob", STEP)
-    })?;
+    let step = read_step(reader)?;
     let specs = engine.plan.parameters.iter().map(|p| p.spec.clone());
     for spec in specs.collect::<Vec<_>>() {
         let read = |slot| {
-            let shape = reader.shape(&spec.name, slot);
-            if shape.as_ref() != Some(&spec.shape) {
-                return Err(Error::new(
-                    ErrorKind::Checkpoint,
-                    "load_state",
-                    "the checkpoint belongs to another model",
-                )
-                .with("tensor", &spec.name)
-                .with("expected", format!("{:?}", spec.shape))
-                .with("found", format!("{shape:?}")));
-            }
             let whole = 0..spec.num_elements();
             let values = reader.read_f64(&spec.name, slot, std::slice::from_ref(&whole))?;
             Ok(Matrix::with_shape(&spec.shape, values))

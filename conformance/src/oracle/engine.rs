@@ -8,8 +8,8 @@ use drivetrain_core::{
     checkpoint::{SaveHandle, StateReader, StateWriter},
     communicator::{Communicator, ReduceOp},
     engine::{
-        Engine, ForwardBackwardReport, MemoryReport, OptimReport, Residency, ScoreRequest,
-        StepOptions, Weights,
+        Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
+        Weights,
     },
     objective::{Objective, TokenOutputs},
     optim::{self, Decision, LearningRate, clip_factor},
@@ -73,7 +73,10 @@ impl ReferenceEngine {
             {
                 Ok(&self.policy)
             }
-            Weights::Tag(tag) => self.snapshots.get(tag).ok_or_else(|| unknown_tag(tag)),
+            Weights::Tag(tag) => self.snapshots.get(tag).ok_or_else(|| {
+                // The guard knows the tags.
+                Error::new(ErrorKind::Defect, "find_snapshot", "no such snapshot").with("tag", tag)
+            }),
         }
     }
 
@@ -121,13 +124,6 @@ impl ReferenceEngine {
         }
         accumulate(&mut self.gradients, pass.backward(&value));
         Ok(())
-    }
-
-    /// The same number on every rank: how many ranks say yes.
-    fn count(&self, yes: bool) -> Result<f64> {
-        let mut count = [f64::from(u8::from(yes))];
-        self.world.sum_f64(&mut count)?;
-        Ok(count[0])
     }
 
     /// The open step's gradients over all ranks, in the order of the parameters.
@@ -310,13 +306,6 @@ impl Engine for ReferenceEngine {
     }
 
     fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
-        if self.count(self.gradients.is_none())? > 0.0 {
-            return Err(Error::new(
-                ErrorKind::CallOrder,
-                "export_gradients",
-                "no step is open",
-            ));
-        }
         weights::export_gradients(self, sink)
     }
 
@@ -338,20 +327,8 @@ impl Engine for ReferenceEngine {
     }
 
     fn drop_snapshot(&mut self, tag: &str) -> Result<()> {
-        let dropped = self.snapshots.remove(tag);
-        dropped.map(drop).ok_or_else(|| unknown_tag(tag))
-    }
-
-    fn set_residency(&mut self, residency: Residency) -> Result<()> {
-        match residency {
-            Residency::Device => Ok(()),
-            other => Err(Error::new(
-                ErrorKind::Unsupported,
-                "set_residency",
-                "the reference keeps all its state in host memory",
-            )
-            .with("found", format!("{other:?}"))),
-        }
+        self.snapshots.remove(tag);
+        Ok(())
     }
 
     fn memory(&self) -> MemoryReport {
@@ -369,14 +346,4 @@ impl Engine for ReferenceEngine {
 
 fn squares(gradient: &Matrix) -> f64 {
     gradient.data.iter().map(|g| g * g).sum()
-}
-
-fn unknown_tag(tag: &str) -> Error {
-    Error::new(
-        ErrorKind::Config,
-        "select_weights",
-        "no snapshot has this tag",
-    )
-    .with("tag", tag)
-    .help("take it first with snapshot(tag)")
 }

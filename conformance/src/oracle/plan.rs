@@ -1,6 +1,7 @@
 //! What the reference will do: everything on every rank.
 
 use drivetrain_core::{
+    Result,
     config::JobSpec,
     mesh::MeshAxis,
     model::{MlpSpec, ModelSpec},
@@ -12,8 +13,8 @@ use super::backend::NAME;
 /// Tokens that the operations are counted for.
 const REFERENCE_TOKENS: usize = 1024;
 
-pub(super) fn plan(job: &JobSpec) -> TrainPlan {
-    let mesh = job.mesh();
+pub(super) fn plan(job: &JobSpec) -> Result<TrainPlan> {
+    let mesh = job.mesh()?;
     let parameters: Vec<_> = job
         .model
         .parameters()
@@ -35,7 +36,7 @@ pub(super) fn plan(job: &JobSpec) -> TrainPlan {
     } else {
         Vec::new()
     };
-    TrainPlan {
+    Ok(TrainPlan {
         backend: NAME.to_owned(),
         mesh,
         model: job.model.clone(),
@@ -46,7 +47,7 @@ pub(super) fn plan(job: &JobSpec) -> TrainPlan {
         ops: products(&job.model),
         collectives,
         reference_tokens: REFERENCE_TOKENS,
-    }
+    })
 }
 
 /// The matrix products, which are nearly all of the work; f64 values are kept for each.

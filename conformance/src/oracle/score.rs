@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use drivetrain_core::{
-    Error, ErrorKind, Result,
-    batch::{Batch, ColumnData},
+    Result,
+    batch::Batch,
     model::ModelSpec,
     objective::{ObjectiveValue, TokenOutputs},
 };
@@ -66,8 +66,9 @@ impl<'a> Scored<'a> {
         let log_probs_at = match wanted.log_probs_at {
             None => None,
             Some(name) => {
-                let (ids, k) = id_column(batch, name, spec.vocab_size)?;
-                let columns = rows.iter().map(|&t| ids[t * k..(t + 1) * k].to_vec());
+                let (ids, k) = batch.token_ids(name)?;
+                let of = |t: &usize| ids[t * k..(t + 1) * k].iter().map(|&id| id as usize);
+                let columns = rows.iter().map(|t| of(t).collect());
                 Some((pass.tape.pick(all, columns.collect()), k))
             }
         };
@@ -145,19 +146,4 @@ pub(super) fn accumulate(
 pub(super) fn zeros_like(weights: &Parameters) -> IndexMap<String, Matrix> {
     let zeros = |w: &Arc<Matrix>| Matrix::zeros(w.rows, w.cols);
     weights.iter().map(|(n, w)| (n.clone(), zeros(w))).collect()
-}
-
-fn id_column(batch: &Batch, name: &str, vocab_size: usize) -> Result<(Vec<usize>, usize)> {
-    let fault =
-        |message: &str| Error::new(ErrorKind::Data, "log_probs_at", message).with("column", name);
-    let column = batch.column(name).ok_or_else(|| fault("no such column"))?;
-    let ColumnData::I64(ids) = &column.data else {
-        return Err(fault("the column's ids must be i64").with("found", column.dtype()));
-    };
-    let valid = |&id: &i64| {
-        let id = usize::try_from(id).ok().filter(|&id| id < vocab_size);
-        id.ok_or_else(|| fault("an id is not in the vocabulary").with("expected", vocab_size))
-    };
-    let ids = ids.iter().map(valid).collect::<Result<_>>()?;
-    Ok((ids, column.width()))
 }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use drivetrain_core::{
     Result, Severity,
-    config::check_claims,
+    config::check_job,
     engine::{Backend, Capability},
     model::ModelSpec,
 };
@@ -117,8 +117,7 @@ impl Needs {
             })
         });
         jobs.into_iter().find_map(|job| {
-            let mut faults = check_claims(&job, &**backend);
-            faults.extend(backend.check(&job));
+            let faults = check_job(&job, &**backend);
             let fault = faults.iter().find(|d| d.severity == Severity::Error)?;
             Some(format!("its check says {}: {}", fault.rule, fault.found))
         })

@@ -148,7 +148,7 @@ impl Subject {
         init: &(dyn Fn() -> WeightInit<'a> + Sync),
         body: &(dyn Fn(&mut Rank) -> Result<T> + Sync),
     ) -> Result<Vec<T>> {
-        let mesh = job.mesh();
+        let mesh = job.mesh()?;
         run_ranks(mesh.world_size(), TIMEOUT, |world| {
             let fault = FaultyCommunicator::new(world.clone());
             let mut rank = Rank {

@@ -17,7 +17,7 @@ use crate::{Error, ErrorKind, Result};
 /// assert_eq!(batch.scored(), [false, true, true, false, true]);
 /// # Ok::<(), drivetrain_core::Error>(())
 /// ```
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct BatchBuilder {
     tokens: Vec<u32>,
     starts: Vec<usize>,
@@ -26,12 +26,21 @@ pub struct BatchBuilder {
     columns: IndexMap<String, Column>,
 }
 
+impl Default for BatchBuilder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl BatchBuilder {
     /// An empty batch.
     pub fn new() -> Self {
         Self {
+            tokens: Vec::new(),
             starts: vec![0],
-            ..Self::default()
+            mask: Vec::new(),
+            groups: None,
+            columns: IndexMap::new(),
         }
     }
 
@@ -181,4 +190,46 @@ fn selected_groups(batch: &Batch, sequences: &[usize]) -> Vec<usize> {
         groups.push(at);
     }
     groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch() -> Batch {
+        let mut builder = BatchBuilder::default();
+        builder.push(&[1, 2, 3], None).unwrap();
+        builder.build().unwrap()
+    }
+
+    #[test]
+    fn a_loss_mask_is_a_0_or_1_a_token_and_nothing_else() {
+        let masks = [
+            Column::per_token(ColumnData::I64(vec![0, 1, 1])),
+            Column::per_token(ColumnData::F32(vec![0.0, 1.0, 1.0])),
+            Column::per_token(ColumnData::U8(vec![0, 1, 2])),
+            Column::per_sequence(ColumnData::U8(vec![1])),
+            Column {
+                trailing: vec![2],
+                ..Column::per_token(ColumnData::U8(vec![0; 6]))
+            },
+        ];
+        for mask in masks {
+            let error = batch().set_column(LOSS_MASK, mask).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Data);
+        }
+        let mut batch = batch();
+        let mask = Column::per_token(ColumnData::U8(vec![1, 0, 1]));
+        batch.set_column(LOSS_MASK, mask).unwrap();
+        assert_eq!(batch.scored(), [false, false, true]);
+    }
+
+    #[test]
+    fn a_batch_of_no_sequences_has_one_empty_micro_batch_to_take_part_with() {
+        let none = BatchBuilder::default().build().unwrap();
+        assert_eq!(none.num_sequences(), 0);
+        assert_eq!(none.iter_microbatches().count(), 1);
+        assert_eq!(batch().iter_microbatches().count(), 1);
+        assert_eq!(batch().predicted(), [false, true, true]);
+    }
 }

@@ -100,6 +100,36 @@ impl Column {
         self.data.view().to_f64().unwrap_or_default()
     }
 
+    /// A loss mask is a 0 or 1 a token.
+    pub(super) fn check_mask(&self) -> Result<()> {
+        let fault = |found: String| {
+            Err(Error::new(
+                ErrorKind::Data,
+                "set_column",
+                "a loss mask must hold a 0 or a 1 for each token",
+            )
+            .with("column", super::LOSS_MASK)
+            .with("expected", "u8, 0 or 1, one a token")
+            .with("found", found))
+        };
+        match &self.data {
+            ColumnData::U8(mask)
+                if self.scope == ColumnScope::Token && self.trailing.is_empty() =>
+            {
+                match mask.iter().position(|&m| m > 1) {
+                    None => Ok(()),
+                    Some(token) => fault(format!("{} at token {token}", mask[token])),
+                }
+            }
+            _ => fault(format!(
+                "{}, {:?}, rows of {:?}",
+                self.dtype(),
+                self.scope,
+                self.trailing
+            )),
+        }
+    }
+
     pub(super) fn check(&self, name: &str, num_tokens: usize, num_sequences: usize) -> Result<()> {
         let rows = match self.scope {
             ColumnScope::Token => num_tokens,

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use indexmap::IndexMap;
 
-use crate::Result;
+use crate::{Error, ErrorKind, Result};
 
 /// Name of the per-token boolean column (`u8`, 0 or 1) that selects the scored tokens.
 pub const LOSS_MASK: &str = "loss_mask";
@@ -96,6 +96,40 @@ impl Batch {
         self.columns.get(name)
     }
 
+    /// The token ids of a per-token `I64` column `[T, k]`, and k.
+    ///
+    /// # Errors
+    /// `Data` if there is no such column, or it is not one of ids.
+    pub fn token_ids(&self, name: &str) -> Result<(&[i64], usize)> {
+        let fault = |message: &str, found: String| {
+            Err(Error::new(ErrorKind::Data, "read_ids", message)
+                .with("column", name)
+                .with("found", found)
+                .with("expected", "i64, [T, k], k at least 1"))
+        };
+        let Some(column) = self.column(name) else {
+            let names: Vec<&str> = self.columns().map(|(name, _)| name).collect();
+            return fault(
+                "the batch lacks the column of token ids",
+                format!("{names:?}"),
+            );
+        };
+        match &column.data {
+            ColumnData::I64(ids) if column.scope == ColumnScope::Token && column.width() > 0 => {
+                Ok((ids, column.width()))
+            }
+            _ => fault(
+                "the column does not hold token ids",
+                format!(
+                    "{}, {:?}, rows of {:?}",
+                    column.dtype(),
+                    column.scope,
+                    column.trailing
+                ),
+            ),
+        }
+    }
+
     /// All columns, in the order they were added.
     pub fn columns(&self) -> impl Iterator<Item = (&str, &Column)> {
         self.columns
@@ -106,10 +140,13 @@ impl Batch {
     /// Adds or replaces a column after checking its length.
     ///
     /// # Errors
-    /// `Data` if the column's length does not fit its scope.
+    /// `Data` if the column's length does not fit its scope, or a loss mask is not a 0 or 1 (`u8`) a token.
     pub fn set_column(&mut self, name: impl Into<String>, column: Column) -> Result<()> {
         let name = name.into();
         column.check(&name, self.num_tokens(), self.num_sequences())?;
+        if name == LOSS_MASK {
+            column.check_mask()?;
+        }
         self.columns.insert(name, column);
         Ok(())
     }

@@ -4,6 +4,7 @@ mod identity;
 mod manifest;
 mod reader;
 mod runs;
+mod state;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,7 @@ mod writer;
 
 pub use identity::Identity;
 pub use reader::Checkpoint;
+pub use state::{check_state, read_into, read_step, write_step};
 pub use store::{CheckpointStore, Scan};
 
 use std::{fmt, ops::Range};
@@ -29,6 +31,11 @@ pub enum StateSlot {
     ExpAvg,
     /// AdamW's second moment.
     ExpAvgSq,
+}
+
+impl StateSlot {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Weight, Self::ExpAvg, Self::ExpAvgSq];
 }
 
 /// A run of elements of a global tensor, flattened in row-major order.

@@ -10,7 +10,7 @@ use super::sections::{
     BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, ObjectiveConfig, OptimizerConfig,
     Overlong, ParallelConfig, PrecisionConfig, RecomputeConfig, ScheduleConfig, ValidationConfig,
 };
-use crate::{mesh::DeviceMesh, model::ModelSpec};
+use crate::{Error, ErrorKind, Result, mesh::DeviceMesh, model::ModelSpec};
 
 /// A job as its YAML file says it. Unknown keys are errors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -138,22 +138,29 @@ pub struct JobSpec {
 
 impl JobSpec {
     /// The mesh that `parallel` asks for.
-    pub fn mesh(&self) -> DeviceMesh {
+    ///
+    /// # Errors
+    /// `Config` if the replicas do not divide the data-parallel ranks.
+    pub fn mesh(&self) -> Result<DeviceMesh> {
         let p = &self.config.parallel;
-        DeviceMesh {
+        let (data, replicas) = (p.data_parallel_size, p.data_replicate_size);
+        if replicas == 0 || !data.is_multiple_of(replicas) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "read_mesh",
+                "the replicas do not divide the data-parallel ranks",
+            )
+            .with("data_parallel_size", data)
+            .with("data_replicate_size", replicas));
+        }
+        Ok(DeviceMesh {
             pipeline: p.pipeline_parallel_size,
-            data_replicate: p.data_replicate_size,
-            data_shard: p.data_parallel_size / p.data_replicate_size.max(1),
+            data_replicate: replicas,
+            data_shard: data / replicas,
             context: p.context_parallel_size,
             tensor: p.tensor_parallel_size,
             expert: p.expert_parallel_size,
-            expert_tensor: p
-                .expert_tensor_parallel_size
-                .unwrap_or(if p.expert_parallel_size > 1 {
-                    1
-                } else {
-                    p.tensor_parallel_size
-                }),
-        }
+            expert_tensor: p.expert_tensor_size(),
+        })
     }
 }

@@ -10,7 +10,8 @@ mod sections;
 
 pub use job::{JobConfig, JobSpec};
 pub use load::{JobSource, LoadedJob, load_job};
-pub use rules::{check_claims, rule_list};
+pub(crate) use rules::judge_job;
+pub use rules::{check_job, rule_list};
 pub use sections::{
     BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, KlEstimator, LossAggregation,
     ObjectiveConfig, ObjectiveKind, OptimizerConfig, Overlong, ParallelConfig, PrecisionConfig,

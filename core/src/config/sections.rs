@@ -269,6 +269,25 @@ pub struct ParallelConfig {
     pub threads_per_rank: Option<usize>,
 }
 
+impl ParallelConfig {
+    /// Tensor-parallel ranks within experts.
+    pub fn expert_tensor_size(&self) -> usize {
+        let default = match self.expert_parallel_size {
+            1 => self.tensor_parallel_size,
+            _ => 1,
+        };
+        self.expert_tensor_parallel_size.unwrap_or(default)
+    }
+
+    /// Threads of each of the `local_ranks` ranks on this machine: as configured, else its cores shared out.
+    pub fn threads(&self, local_ranks: usize) -> usize {
+        self.threads_per_rank.unwrap_or_else(|| {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            (cores / local_ranks.max(1)).max(1)
+        })
+    }
+}
+
 impl Default for ParallelConfig {
     fn default() -> Self {
         Self {

@@ -6,29 +6,28 @@ use super::{Backend, GuardOptions, Guarded, WeightInit};
 use crate::{
     Error, ErrorKind, Result, Severity,
     communicator::Communicator,
-    config::{JobSpec, check_claims},
+    config::{JobSpec, judge_job},
     plan::TrainPlan,
+    weights::check_shapes,
 };
 
 /// Checks, plans and builds this rank's engine, behind its guard. Collective.
 ///
 /// # Errors
-/// `Unsupported` with everything that the job asks for and the backend does not claim; `Config` with every
-/// fault that the backend's check finds; a world of the wrong size; those of
-/// [`Backend::build`].
+/// Every fault of the job ([`check_job`](crate::config::check_job)) at once: `Unsupported` if it asks for
+/// what the backend does not claim, else `Config`. A world of the wrong size; those of [`Backend::build`].
 pub fn build_engine(
     backend: &dyn Backend,
     job: &JobSpec,
     world: Arc<dyn Communicator>,
     init: WeightInit<'_>,
 ) -> Result<(Guarded, TrainPlan)> {
-    let unclaimed = check_claims(job, backend);
-    if unclaimed.iter().any(|d| d.severity == Severity::Error) {
-        return Err(Error::unclaimed("build", unclaimed));
-    }
-    let faults = backend.check(job);
+    let (faults, unclaimed) = judge_job(job, backend);
     if faults.iter().any(|d| d.severity == Severity::Error) {
-        return Err(Error::diagnosed("check", faults));
+        return Err(match unclaimed {
+            true => Error::unclaimed("build", faults),
+            false => Error::diagnosed("build", faults),
+        });
     }
     let plan = backend.plan(job)?;
     if plan.mesh.world_size() != world.world_size() {
@@ -50,7 +49,12 @@ pub fn build_engine(
             .data
             .max_length
             .unwrap_or(job.model.max_position_embeddings),
+        parameters: job.model.parameters(),
     };
+    if let WeightInit::Source(source) = &init {
+        let fit = check_shapes(*source, &options.parameters);
+        world.agree("build", fit)?;
+    }
     let engine = backend.build(&plan, world.clone(), init)?;
     let capability = backend.capability();
     let guarded = Guarded::new(engine, world, backend.name(), capability, options);

@@ -9,19 +9,22 @@ use super::{
 use crate::{
     Error, ErrorKind, Result,
     batch::{Batch, BatchTotals},
-    checkpoint::{SaveHandle, StateReader, StateWriter},
+    checkpoint::{SaveHandle, StateReader, StateWriter, check_state},
     communicator::Communicator,
+    model::ParameterSpec,
     objective::{Checked, Objective, TokenOutputs},
-    weights::{WeightSink, WeightSource},
+    weights::{WeightSink, WeightSource, check_shapes},
 };
 
-/// What the guard holds a batch against.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the guard holds batches, weights and state against.
+#[derive(Debug, Clone, PartialEq)]
 pub struct GuardOptions {
     /// V: token ids are below it.
     pub vocab_size: usize,
     /// Longest sequence in tokens.
     pub max_length: usize,
+    /// The model's parameters, which what is read has to fit.
+    pub parameters: Vec<ParameterSpec>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,10 +191,30 @@ impl Guarded {
         Ok(())
     }
 
+    /// The ids of a column are ids of the vocabulary.
+    fn ids(&self, operation: &'static str, batch: &Batch, column: Option<&str>) -> Result<()> {
+        let Some(column) = column else { return Ok(()) };
+        let (ids, width) = batch.token_ids(column)?;
+        let inside = |&id: &i64| usize::try_from(id).is_ok_and(|id| id < self.options.vocab_size);
+        match ids.iter().position(|id| !inside(id)) {
+            None => Ok(()),
+            Some(at) => Err(Error::new(
+                ErrorKind::Data,
+                operation,
+                "an id of a column is outside the vocabulary",
+            )
+            .with("column", column)
+            .with("token", at / width)
+            .with("found", ids[at])
+            .with(
+                "expected",
+                format!("0 or more, below {}", self.options.vocab_size),
+            )),
+        }
+    }
+
     fn columns(&self, batch: &Batch, objective: &dyn Objective) -> Result<()> {
-        let requires = objective.requires();
-        let wanted = requires.columns.iter().chain(&requires.log_probs_at);
-        for name in wanted {
+        for name in &objective.requires().columns {
             if batch.column(name).is_none() {
                 let found: Vec<&str> = batch.columns().map(|(n, _)| n).collect();
                 return Err(Error::new(
@@ -256,7 +279,8 @@ impl Engine for Guarded {
         self.claim(OPERATION, "log-probs at given ids", at)?;
         let fit = self
             .fits(OPERATION, batch)
-            .and_then(|()| self.columns(batch, objective));
+            .and_then(|()| self.columns(batch, objective))
+            .and_then(|()| self.ids(OPERATION, batch, requires.log_probs_at.as_deref()));
         self.world.agree(OPERATION, fit)?;
         let result = self
             .inner
@@ -280,7 +304,10 @@ impl Engine for Guarded {
         )?;
         let at = request.log_probs_at.is_none() || self.capability.log_probs_at;
         self.claim(OPERATION, "log-probs at given ids", at)?;
-        self.world.agree(OPERATION, self.fits(OPERATION, batch))?;
+        let fit = self
+            .fits(OPERATION, batch)
+            .and_then(|()| self.ids(OPERATION, batch, request.log_probs_at.as_deref()));
+        self.world.agree(OPERATION, fit)?;
         let result = self.inner.forward(batch, request);
         self.note(result)
     }
@@ -349,6 +376,8 @@ impl Engine for Guarded {
         if let Weights::Tag(_) = weights {
             self.claim("import_weights", "snapshots", self.capability.snapshots)?;
         }
+        let fit = check_shapes(source, &self.options.parameters);
+        self.world.agree("import_weights", fit)?;
         let result = self.inner.import_weights(weights, source);
         self.note(result)?;
         if let Weights::Tag(tag) = weights {
@@ -369,6 +398,8 @@ impl Engine for Guarded {
         if self.state != State::Unloaded {
             self.closed("load_state")?;
         }
+        let fit = check_state(reader, &self.options.parameters);
+        self.world.agree("load_state", fit)?;
         self.state = State::Unloaded;
         // Where one rank's load fails, no rank has a sound state.
         let result = self.inner.load_state(reader);

@@ -41,13 +41,18 @@ pub trait Backend: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Every fault of a job at once. Core has already checked what [`Backend::capability`] says.
-    fn check(&self, job: &JobSpec) -> Vec<Diagnostic>;
+    /// Every fault of a job that only this backend knows, at once. What core can know (the rules, and what
+    /// [`Backend::capability`] says) [`check_job`](crate::config::check_job) judges.
+    fn check(&self, job: &JobSpec) -> Vec<Diagnostic> {
+        let _ = job;
+        Vec::new()
+    }
 
-    /// What each rank will hold and do.
+    /// What each rank will hold and do, for a job in which [`check_job`](crate::config::check_job) finds no
+    /// fault.
     ///
     /// # Errors
-    /// `Config` if `check` finds a fault.
+    /// `Config` where it cannot be planned.
     fn plan(&self, job: &JobSpec) -> Result<TrainPlan>;
 
     /// This rank's engine. Collective: every rank of `world` calls it. The engine splits `world` into the
@@ -189,7 +194,7 @@ pub trait Engine: Send + fmt::Debug {
     }
 
     /// Reads weights into the policy or into a snapshot, which is made if absent. Each rank has a source of its
-    /// own; ranks [agree](trait.Communicator.html#method.agree) that all have read before anything changes.
+    /// own; ranks [agree](crate::communicator::Communicator) that all have read before anything changes.
     ///
     /// # Errors
     /// The source's, of any rank; then nothing has changed on any.

@@ -11,6 +11,8 @@ pub use rope::{RopeScaling, RopeSpec};
 
 use serde::{Deserialize, Serialize};
 
+use crate::Diagnostic;
+
 /// The model families that are read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -105,7 +107,49 @@ pub struct MoeSpec {
     pub aux_loss_coefficient: f64,
 }
 
+/// Rules of what a model must be for any engine: id and what is wrong. A file that breaks one is not read.
+pub(crate) const MODEL_RULES: [(&str, &str); 3] = [
+    ("MODEL-03", "a head dim that RoPE cannot turn in pairs"),
+    (
+        "MODEL-04",
+        "query heads that do not share the key/value heads evenly",
+    ),
+    ("MODEL-05", "a sliding window of 0"),
+];
+
 impl ModelSpec {
+    /// Every fault of a model that was built in code.
+    pub fn check(&self) -> Vec<Diagnostic> {
+        let (heads, kv, dim) = (self.num_heads, self.num_kv_heads, self.head_dim);
+        let fault = |(rule, _): (&'static str, &str), found: String, remedy: &str| {
+            Diagnostic::error(rule, "model", found, remedy)
+        };
+        let [head_dim, shared_heads, window] = MODEL_RULES;
+        let mut faults = Vec::new();
+        if dim == 0 || !dim.is_multiple_of(2) {
+            faults.push(fault(
+                head_dim,
+                format!("the head dim is {dim}"),
+                "make it even and above 0",
+            ));
+        }
+        if heads == 0 || kv == 0 || !heads.is_multiple_of(kv) {
+            faults.push(fault(
+                shared_heads,
+                format!("{heads} query heads over {kv} key/value heads"),
+                "num_key_value_heads must divide num_attention_heads",
+            ));
+        }
+        if self.layers.iter().any(|l| l.sliding_window == Some(0)) {
+            faults.push(fault(
+                window,
+                "a layer's sliding window is 0, so that a token would not see itself".to_owned(),
+                "sliding_window must be at least 1, or null",
+            ));
+        }
+        faults
+    }
+
     /// Number of layers.
     pub fn num_layers(&self) -> usize {
         self.layers.len()

@@ -2,9 +2,11 @@
 
 mod microbatch;
 mod schedule;
+mod sizes;
 
 pub use microbatch::{MicrobatchLimit, MicrobatchPlan, plan_microbatches};
 pub use schedule::{PipelineAction, PipelineSchedule};
+pub use sizes::Sizes;
 
 use serde::{Deserialize, Serialize};
 

@@ -88,9 +88,30 @@ mod tests {
             .take_while(|a| matches!(a, PipelineAction::Forward { .. }))
             .count();
         assert_eq!(warmup, 4);
-        for stage in 0..4 {
-            let schedule = PipelineSchedule::one_forward_one_backward(stage, 4, 2);
-            assert_eq!(schedule.actions.len(), 4);
+    }
+
+    #[test]
+    fn each_micro_batch_goes_forward_once_and_then_backward_once_with_few_open() {
+        for (stages, microbatches) in [(1, 3), (4, 6), (4, 2), (3, 3), (2, 0)] {
+            for stage in 0..stages {
+                let schedule =
+                    PipelineSchedule::one_forward_one_backward(stage, stages, microbatches);
+                let (mut forward, mut backward) = (0, 0);
+                for action in schedule.actions {
+                    match action {
+                        PipelineAction::Forward { microbatch, .. } => {
+                            assert_eq!(microbatch, forward);
+                            forward += 1;
+                        }
+                        PipelineAction::Backward { microbatch, .. } => {
+                            assert_eq!(microbatch, backward);
+                            backward += 1;
+                        }
+                    }
+                    assert!((backward..=backward + stages - stage).contains(&forward));
+                }
+                assert_eq!((forward, backward), (microbatches, microbatches));
+            }
         }
     }
 }

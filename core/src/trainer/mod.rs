@@ -73,7 +73,7 @@ impl<'a> Trainer<'a> {
         world: Arc<dyn Communicator>,
         stop: &'a AtomicBool,
     ) -> Result<Self> {
-        let mesh = job.mesh();
+        let mesh = job.mesh()?;
         let peers = mesh.group(
             world.rank(),
             &[MeshAxis::DataReplicate, MeshAxis::DataShard],

@@ -8,7 +8,7 @@ pub use memory::MemoryWeights;
 
 use std::{fmt, ops::Range};
 
-use crate::{DType, Result, View, model::ParameterSpec};
+use crate::{DType, Error, ErrorKind, Result, View, model::ParameterSpec};
 
 /// What will be sent.
 #[derive(Debug, Clone, PartialEq)]
@@ -128,4 +128,25 @@ pub trait WeightSource: Send + Sync + fmt::Debug {
     fn read_f64(&self, name: &str) -> Result<Vec<f64>> {
         Ok(self.read(name)?.into_iter().map(f64::from).collect())
     }
+}
+
+/// Holds a source against a model's parameters, whose values nobody has read yet.
+///
+/// # Errors
+/// `File` naming a tensor that is missing or has another shape.
+pub fn check_shapes(source: &dyn WeightSource, parameters: &[ParameterSpec]) -> Result<()> {
+    for spec in parameters {
+        let (shape, _) = source.describe(&spec.name)?;
+        if shape != spec.shape {
+            return Err(Error::new(
+                ErrorKind::File,
+                "import_weights",
+                "a tensor has another shape than the model's config says",
+            )
+            .with("tensor", &spec.name)
+            .with("expected", format!("{:?}", spec.shape))
+            .with("found", format!("{shape:?}")));
+        }
+    }
+    Ok(())
 }

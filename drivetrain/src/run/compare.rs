@@ -118,7 +118,7 @@ pub fn compare(
     let batches: Vec<Batch> = (0..options.steps)
         .map(|_| source.next_batch())
         .collect::<Result<_>>()?;
-    let ranks = spec.mesh().world_size();
+    let ranks = spec.mesh()?.world_size();
     let peak_flops = drivetrain_kernels::measure_peak_flops(total_threads(&spec.config, ranks));
     let start = first_weights(job)?;
     let mut runs = Vec::new();
@@ -148,7 +148,7 @@ fn run(
     peak_flops: f64,
     progress: &(dyn Fn(&str, u64, f64) + Sync),
 ) -> Result<BackendRun> {
-    let mesh = spec.mesh();
+    let mesh = spec.mesh()?;
     let ranks = mesh.world_size();
     let objective = objective::from_config(&spec.config.objective)?;
     reset_peak_resident();

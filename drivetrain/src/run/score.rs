@@ -50,7 +50,7 @@ pub fn score(
         &DatasetOptions::of_job(spec, &job.model_folder),
     )?);
     let weights = first_weights(job)?;
-    let mesh = spec.mesh();
+    let mesh = spec.mesh()?;
     let sink = Mutex::new(sink);
     let request = ScoreRequest {
         temperature: options.temperature,

@@ -92,7 +92,7 @@ pub fn train(
         }
         None => None,
     };
-    let ranks = spec.mesh().world_size();
+    let ranks = spec.mesh()?.world_size();
     let peak = drivetrain_kernels::measure_peak_flops(total_threads(&spec.config, ranks));
     let observer = Mutex::new(observer);
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use drivetrain_core::{
-    DType, Diagnostic, Error, Result, Severity,
+    DType, Diagnostic, Result,
     communicator::Communicator,
     config::JobSpec,
     engine::{Backend, Capability, Engine, WeightInit},
@@ -30,6 +30,7 @@ impl Backend for BigramBackend {
         Capability {
             families: BTreeSet::from([Family::Llama]),
             compute: vec![DType::F32],
+            reduce: vec![DType::F32],
             devices: BTreeSet::from(["cpu".to_owned()]),
             export_gradients: true,
             ..Capability::default()
@@ -50,10 +51,6 @@ impl Backend for BigramBackend {
     }
 
     fn plan(&self, job: &JobSpec) -> Result<TrainPlan> {
-        let faults = self.check(job);
-        if faults.iter().any(|d| d.severity == Severity::Error) {
-            return Err(Error::diagnosed("plan", faults));
-        }
         let (model, tokens) = (&job.model, REFERENCE_TOKENS);
         let on_every_rank = |spec| PlannedParameter {
             spec,
@@ -61,7 +58,7 @@ impl Backend for BigramBackend {
         };
         Ok(TrainPlan {
             backend: self.name().to_owned(),
-            mesh: job.mesh(),
+            mesh: job.mesh()?,
             model: model.clone(),
             config: job.config.clone(),
             parameters: model.parameters().into_iter().map(on_every_rank).collect(),

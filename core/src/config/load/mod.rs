@@ -241,11 +241,7 @@ impl Draft {
         if let Some(backend) = backend
             && READ_BY_BACKENDS.iter().all(|section| is_sound(section))
         {
-            // Core's word on a path is enough: a backend that judges the same value would repeat it.
-            let said: Vec<_> = found.iter().map(|d| (d.severity, d.path.clone())).collect();
-            let own = backend.check(&spec);
-            let new = |d: &Diagnostic| !said.contains(&(d.severity, d.path.clone()));
-            found.extend(own.into_iter().filter(new));
+            rules::add_own(&mut found, backend.check(&spec));
         }
         self.place(&mut found);
         Some((spec, folder))

@@ -1,6 +1,7 @@
 //! The loader against hand-written files: rows G01, G03, G04, G05 and G06 of the known failures among them.
 
 mod every_rule;
+mod in_code;
 mod key_table;
 
 use std::{fs, path::PathBuf, sync::Arc};
@@ -40,6 +41,7 @@ impl Backend for Claims {
         Capability {
             families: [Family::Llama].into(),
             compute: vec![DType::F32],
+            reduce: vec![DType::F32],
             devices: ["cpu".to_owned()].into(),
             data_parallel: Some(DataParallel {
                 max_ranks: Some(4),

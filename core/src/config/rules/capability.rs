@@ -91,6 +91,23 @@ pub(super) const RULES: &[Rule] = &[
         },
     },
     Rule {
+        id: "DTYPE-05",
+        what: "a reduce dtype that the backend does not offer",
+        reads: &["precision.reduce"],
+        check: |facts, faults| {
+            let dtype = facts.config.precision.reduce;
+            if matches!(dtype, DType::F64 | DType::F32 | DType::Bf16) {
+                facts.require(
+                    faults,
+                    "precision.reduce",
+                    &format!("reducing gradients in {}", dtype_name(dtype)),
+                    "write `f32`",
+                    |c| c.reduce.contains(&dtype),
+                );
+            }
+        },
+    },
+    Rule {
         id: "DEV-01",
         what: "a device that the backend does not run on",
         reads: &["device"],

@@ -1,7 +1,7 @@
 //! Expert parallelism: the expert view of the mesh, and the model's experts over it.
 
 use super::{
-    Facts, Rule,
+    Rule,
     parallel::{divisors, list},
 };
 
@@ -65,7 +65,7 @@ pub(super) const RULES: &[Rule] = &[
         check: |facts, faults| {
             let p = &facts.config.parallel;
             let stage = p.data_parallel_size * p.context_parallel_size * p.tensor_parallel_size;
-            let tensor = expert_tensor(facts);
+            let tensor = p.expert_tensor_size();
             let experts = p.expert_parallel_size.saturating_mul(tensor);
             if (p.expert_parallel_size > 1 || p.expert_tensor_parallel_size.is_some())
                 && !stage.is_multiple_of(experts)
@@ -92,7 +92,7 @@ pub(super) const RULES: &[Rule] = &[
             let Some(moe) = facts.model.and_then(|m| m.moe) else {
                 return;
             };
-            let tensor = expert_tensor(facts);
+            let tensor = facts.config.parallel.expert_tensor_size();
             if !moe.ffn_size.is_multiple_of(tensor) {
                 faults.error(
                     "parallel.expert_tensor_parallel_size",
@@ -106,13 +106,3 @@ pub(super) const RULES: &[Rule] = &[
         },
     },
 ];
-
-/// As `JobSpec::mesh` has it.
-fn expert_tensor(facts: &Facts<'_>) -> usize {
-    let p = &facts.config.parallel;
-    let default = match p.expert_parallel_size {
-        1 => p.tensor_parallel_size,
-        _ => 1,
-    };
-    p.expert_tensor_parallel_size.unwrap_or(default)
-}
