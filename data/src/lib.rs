@@ -8,9 +8,9 @@
 //! | --- | --- | --- |
 //! | `{"tokens": [..]}` | the ids | all; or what `loss_mask` (0 or 1) or `labels` (-100: not) say |
 //! | `{"text": ".."}` | as the tokenizer's post-processor has it, and the end-of-sequence token | all |
-//! | `{"prompt": .., "completion": ..}` | both tokenized as one text (or two lists of ids) | the completion |
+//! | `{"prompt": .., "completion": ..}` | both tokenized as one text, and the end-of-sequence token (or two lists of ids) | the completion |
 //! | `{"messages": [..]}` | the conversation through the chat template | what the assistant says |
-//! | `{"prompt": .., "chosen": .., "rejected": ..}` | a group of two | `chosen`, and `rejected` |
+//! | `{"prompt": .., "chosen": .., "rejected": ..}` | a group of two completions | `chosen`, and `rejected` |
 //!
 //! Every other field that holds numbers becomes a column: a number is one of the sequence, a list has an entry
 //! a token (`null` where the token is not scored). On a pair it is named `chosen_NAME` and `rejected_NAME`.

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::DType;
 
-/// Training data: jsonl files.
+/// Training data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// jsonl with a sequence a line.
+    /// A jsonl file with a sequence a line.
     pub train: PathBuf,
     /// jsonl for validation passes.
     #[serde(default)]

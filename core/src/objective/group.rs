@@ -59,6 +59,15 @@ fn advantages_of_rewards(objective: &str, global: &Batch) -> Result<Column> {
             column.to_f64()
         }
     };
+    let alone = global.groups().windows(2).all(|g| g[1] - g[0] < 2);
+    if alone && global.num_sequences() > 0 {
+        let message =
+            "rewards are compared within a group, and every sequence is a group of its own";
+        return Err(scored.data_error(message, REWARDS).help(
+            "put the answers to one prompt into a group: in jsonl lines next to each other with the same `group`, in \
+             code `BatchBuilder::groups`; or bring `advantages`",
+        ));
+    }
     let mut is_scored = vec![false; global.num_sequences()];
     for sequence in scored.sequences() {
         is_scored[sequence.index] = true;
@@ -70,6 +79,12 @@ fn advantages_of_rewards(objective: &str, global: &Batch) -> Result<Column> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        ErrorKind,
+        batch::{BatchBuilder, BatchTotals},
+        config::{ObjectiveConfig, ObjectiveKind},
+        objective::from_config,
+    };
 
     #[test]
     fn by_hand() {
@@ -80,6 +95,25 @@ mod tests {
         for (found, expected) in found.iter().zip([-1.0, 0.0, 1.0, 0.0, 0.0]) {
             assert!((found - expected).abs() < 1e-6, "{found} for {expected}");
         }
+    }
+
+    #[test]
+    fn sequences_that_are_all_alone_are_refused() {
+        let mut builder = BatchBuilder::new();
+        builder.push(&[1, 2], None).unwrap();
+        builder.push(&[1, 3], None).unwrap();
+        let rewards = ColumnData::F64(vec![1.0, 0.0]);
+        builder.column(REWARDS, Column::per_sequence(rewards));
+        let mut batch = builder.build().unwrap();
+        let mut totals = BatchTotals::count(&batch);
+        let config = ObjectiveConfig {
+            kind: ObjectiveKind::Grpo,
+            ..ObjectiveConfig::default()
+        };
+        let objective = from_config(&config).unwrap();
+        let error = objective.prepare(&mut batch, &mut totals).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Data);
+        assert!(error.remedy().unwrap().contains("`group`"), "{error}");
     }
 
     #[test]
