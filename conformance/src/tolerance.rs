@@ -77,6 +77,17 @@ impl Tolerances {
         }
     }
 
+    /// Between two engines that are each this far from the exact value.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            log_prob: self.log_prob + other.log_prob,
+            entropy: self.entropy + other.entropy,
+            gradient: self.gradient + other.gradient,
+            by_layer: self.by_layer,
+        }
+    }
+
     /// The tolerance of each parameter's gradient, absolute.
     pub fn gradients(&self, exact: &Tensors) -> IndexMap<String, f64> {
         let mut scales: IndexMap<&str, f64> = IndexMap::new();

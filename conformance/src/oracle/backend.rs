@@ -43,6 +43,10 @@ impl Backend for ReferenceBackend {
         NAME
     }
 
+    fn is_exact(&self) -> bool {
+        true
+    }
+
     fn capability(&self) -> Capability {
         Capability {
             families: BTreeSet::from([

@@ -29,6 +29,8 @@ pub struct Capability {
     pub expert_parallel: Option<ExpertParallel>,
     /// Recomputation of activations.
     pub recompute: RecomputeCapability,
+    /// The load-balancing loss of a mixture of experts, added to the objective's.
+    pub load_balancing_loss: bool,
     /// Snapshots of weights for reference policies.
     pub snapshots: bool,
     /// Entropy, forward and backward.

@@ -36,6 +36,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// What it can do; nothing that is not said here.
     fn capability(&self) -> Capability;
 
+    /// Whether it stands for the exact value, as an f64 oracle does: other engines are held against it.
+    fn is_exact(&self) -> bool {
+        false
+    }
+
     /// JSON schema of this backend's own options (`backends.<name>` in the config); `None` where it has none.
     fn options_schema(&self) -> Option<schemars::Schema> {
         None

@@ -1,8 +1,8 @@
 //! `metrics.jsonl`: one JSON object a step, a line each, on disk as soon as the step is done.
 //!
 //! Every object has the key `step` (committed steps, so that of the first is 1); keys stand in the order the
-//! record declares them. JSON has no NaN: serde writes a value that is not finite as `null`, and
-//! [`Metrics::to_json`] also says what it was, under `non_finite`, its last key:
+//! record declares them. JSON has no NaN: a [`JsonRecord`] writes a value that is not finite as `null`, and
+//! says what it was under `non_finite`, its last key:
 //! `{"loss":null,"grad_norm":0.1,"non_finite":{"loss":"NaN"}}`.
 
 use std::{
@@ -70,23 +70,46 @@ impl JsonlWriter {
     }
 }
 
+/// A JSON object being made, that names the numbers in it that are not finite.
+#[derive(Debug, Default)]
+pub struct JsonRecord {
+    object: Map<String, Value>,
+    non_finite: Map<String, Value>,
+}
+
+impl JsonRecord {
+    /// Adds a number.
+    pub fn number(&mut self, name: &str, value: f64) {
+        if !value.is_finite() {
+            self.non_finite
+                .insert(name.to_owned(), value.to_string().into());
+        }
+        // `From<f64>` gives null where the number is not finite.
+        self.value(name, value);
+    }
+
+    /// Adds anything else.
+    pub fn value(&mut self, name: &str, value: impl Into<Value>) {
+        self.object.insert(name.to_owned(), value.into());
+    }
+
+    /// The object.
+    pub fn finish(mut self) -> Map<String, Value> {
+        if !self.non_finite.is_empty() {
+            self.value("non_finite", self.non_finite.clone());
+        }
+        self.object
+    }
+}
+
 impl Metrics {
     /// Each metric's value by its name, in order. What is not finite is `null`, and named under `non_finite`.
     pub fn to_json(&self) -> Map<String, Value> {
-        let mut object = Map::new();
-        let mut non_finite = Map::new();
+        let mut json = JsonRecord::default();
         for (name, metric) in self.iter() {
-            let value = metric.value();
-            if !value.is_finite() {
-                non_finite.insert(name.into(), value.to_string().into());
-            }
-            // `From<f64>` gives null where the number is not finite.
-            object.insert(name.into(), value.into());
+            json.number(name, metric.value());
         }
-        if !non_finite.is_empty() {
-            object.insert("non_finite".into(), non_finite.into());
-        }
-        object
+        json.finish()
     }
 }
 

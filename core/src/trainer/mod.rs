@@ -27,7 +27,7 @@ use crate::{
     engine::{Engine, Guarded, StepOptions},
     mesh::{DeviceMesh, MeshAxis},
     objective::Objective,
-    plan::{MicrobatchLimit, MicrobatchPlan, plan_microbatches},
+    plan::{MicrobatchLimit, MicrobatchPlan, TrainPlan, plan_microbatches},
 };
 
 /// Skipped steps in a row after which training ends: the weights or the data are broken.
@@ -61,19 +61,21 @@ pub struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    /// A run over `world`, with nothing optional set. Collective.
+    /// A run over `world`, with nothing optional set; `plan` is the one that the engine was built from.
+    /// Collective.
     ///
     /// # Errors
     /// Communicator errors.
     pub fn new(
         job: &'a JobSpec,
         engine: Guarded,
+        plan: &TrainPlan,
         objective: &'a dyn Objective,
         data: Box<dyn BatchSource>,
         world: Arc<dyn Communicator>,
         stop: &'a AtomicBool,
     ) -> Result<Self> {
-        let mesh = job.mesh()?;
+        let mesh = plan.mesh;
         let peers = mesh.group(
             world.rank(),
             &[MeshAxis::DataReplicate, MeshAxis::DataShard],
@@ -143,7 +145,8 @@ impl<'a> Trainer<'a> {
                 self.validate(observer)?;
             }
             let stop = self.agree_to_stop()?;
-            if (stop || due(self.job.config.checkpoint.every)) && !optim.skipped {
+            // A stop saves after a skipped step too: the data has gone on.
+            if stop || due(self.job.config.checkpoint.every) {
                 self.save(observer)?;
             }
             if stop {

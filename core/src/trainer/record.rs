@@ -2,18 +2,19 @@
 
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
 
 use super::Trainer;
 use crate::{
     Result,
     batch::Batch,
     engine::{Engine, ForwardBackwardReport, OptimReport},
-    metrics::{Metrics, peak_resident_bytes},
+    metrics::{JsonRecord, Metrics, peak_resident_bytes},
 };
 
-/// One step's numbers, the same on every rank but for times.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// One step's numbers, the same on every rank but for times. Serialised as [`StepRecord::to_json`].
+#[derive(Debug, Clone, PartialEq)]
 pub struct StepRecord {
     /// Committed steps; a skipped step repeats the number before it.
     pub step: u64,
@@ -41,6 +42,33 @@ pub struct StepRecord {
     pub peak_memory: Option<u64>,
     /// The objective's own metrics.
     pub metrics: Metrics,
+}
+
+impl StepRecord {
+    /// Each field by its name, in order. What is not finite is `null`, and named under `non_finite`.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let mut json = JsonRecord::default();
+        json.value("step", self.step);
+        json.number("loss", self.loss);
+        json.number("grad_norm", self.grad_norm);
+        json.number("clip_factor", self.clip_factor);
+        json.number("learning_rate", self.learning_rate);
+        json.value("skipped", self.skipped);
+        json.value("tokens", self.tokens);
+        json.number("seconds", self.seconds);
+        json.number("tokens_per_second", self.tokens_per_second);
+        json.number("flops", self.flops);
+        json.value("mfu", self.mfu);
+        json.value("peak_memory", self.peak_memory);
+        json.value("metrics", self.metrics.to_json());
+        json.finish()
+    }
+}
+
+impl Serialize for StepRecord {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        self.to_json().serialize(serializer)
+    }
 }
 
 /// How a run ended.

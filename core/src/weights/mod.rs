@@ -37,10 +37,12 @@ pub struct TensorSlice<'a> {
 impl TensorSlice<'_> {
     /// Whether it is the whole tensor.
     pub fn is_full(&self) -> bool {
-        self.slice
-            .iter()
-            .zip(self.shape)
-            .all(|(r, &n)| *r == (0..n))
+        self.slice.len() == self.shape.len()
+            && self
+                .slice
+                .iter()
+                .zip(self.shape)
+                .all(|(r, &n)| *r == (0..n))
     }
 }
 
@@ -149,4 +151,27 @@ pub fn check_shapes(source: &dyn WeightSource, parameters: &[ParameterSpec]) -> 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_is_full_in_every_dim_or_not_at_all() {
+        let full = |slice: Vec<Range<usize>>| {
+            let data = View::F32(&[]);
+            TensorSlice {
+                name: "w",
+                shape: &[2, 3],
+                slice,
+                data,
+                scale: None,
+            }
+            .is_full()
+        };
+        assert!(full(vec![0..2, 0..3]));
+        assert!(!full(vec![0..2, 0..2]) && !full(vec![1..2, 0..3]));
+        assert!(!full(vec![]) && !full(std::iter::once(0..2).collect()));
+    }
 }

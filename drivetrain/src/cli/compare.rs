@@ -16,7 +16,7 @@ use super::{job::JobArgs, progress::Progress};
 pub(super) struct CompareArgs {
     #[command(flatten)]
     job: JobArgs,
-    /// Engines, the first held for true unless `reference` is among them
+    /// Engines; the exact one (`reference`) is held for true where it is among them, else the first
     #[arg(long, value_delimiter = ',')]
     backends: Vec<String>,
     /// Optimizer steps of each engine
@@ -34,8 +34,8 @@ pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
     let names = if args.backends.is_empty() {
         let all = drivetrain::backends();
         all.iter()
+            .filter(|b| !b.is_exact())
             .map(|b| b.name().to_owned())
-            .filter(|n| n != "reference")
             .collect()
     } else {
         args.backends.clone()
@@ -44,8 +44,8 @@ pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
         .iter()
         .map(|name| {
             let mut more = vec![format!("backend={name}")];
-            if name == "reference" {
-                // The oracle is one rank; the layout does not change what it computes.
+            if drivetrain::backend(name)?.is_exact() {
+                // One rank: the layout does not change what it computes.
                 more.push("parallel={}".to_owned());
                 more.push("precision={compute: f64}".to_owned());
             }

@@ -7,7 +7,7 @@ use std::path::Path;
 use drivetrain_core::{Error, ErrorKind, Result};
 use minijinja::{Environment, context};
 
-use crate::run::CompareReport;
+use crate::run::{BackendRun, CompareReport};
 
 /// Writes the page of a comparison: the verdict, the table, loss curves and step times.
 ///
@@ -19,6 +19,8 @@ pub fn write_compare(path: &Path, title: &str, report: &CompareReport) -> Result
             .with("file", path.display())
             .caused_by(cause)
     };
+    let peak = |run: &BackendRun| format!("{} {:.1} GFLOP/s", run.backend, run.peak_flops / 1e9);
+    let peaks: Vec<String> = report.runs.iter().map(peak).collect();
     let mut environment = Environment::new();
     environment
         .add_template("compare.html", include_str!("compare.html"))
@@ -30,7 +32,7 @@ pub fn write_compare(path: &Path, title: &str, report: &CompareReport) -> Result
                 title,
                 parameters => report.parameters,
                 tokens => report.tokens,
-                peak_gflops => report.peak_flops / 1e9,
+                peaks => peaks.join(", "),
                 agrees => report.agrees(),
                 losses => plots::losses(&report.runs),
                 times => plots::step_times(&report.runs),

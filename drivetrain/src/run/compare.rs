@@ -1,13 +1,13 @@
 //! The same job under several engines: same start, same batches; what each costs and whether they agree.
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use drivetrain_conformance::{
     tolerance::{StepRecord, Tensors},
     train::{gradients, weights},
 };
 use drivetrain_core::{
-    Result,
+    DType, Result,
     batch::{Batch, BatchTotals},
     config::{JobSpec, LoadedJob},
     engine::{Backend, Engine, ScoreRequest, StepOptions, WeightInit, Weights, build_engine},
@@ -40,6 +40,10 @@ pub struct CompareOptions {
 pub struct BackendRun {
     /// The backend.
     pub backend: String,
+    /// Whether it stands for the exact value.
+    pub exact: bool,
+    /// Dtype it computed in.
+    pub compute: DType,
     /// Ranks it ran on.
     pub ranks: usize,
     /// Global loss of each step.
@@ -54,7 +58,9 @@ pub struct BackendRun {
     pub cpu_seconds: f64,
     /// Tokens a second over all ranks, at the median step.
     pub tokens_per_second: f64,
-    /// Model FLOP/s over the GEMM rate measured in this run, at the median step.
+    /// GEMM rate of its ranks' threads, measured before the run, FLOP/s.
+    pub peak_flops: f64,
+    /// Model FLOP/s over that rate, at the median step.
     pub mfu: f64,
     /// Peak resident bytes of the process during the run over those before it, where the system tells.
     pub peak_memory: Option<u64>,
@@ -82,11 +88,9 @@ pub struct CompareReport {
     pub tokens: usize,
     /// Parameters of the model.
     pub parameters: usize,
-    /// GEMM rate that MFU is over, FLOP/s.
-    pub peak_flops: f64,
     /// A run a backend, in the order asked for.
     pub runs: Vec<BackendRun>,
-    /// Every run against the one that is held for true: the reference where it ran, else the first.
+    /// Every run against the one that is held for true: the exact one where it ran, else the first.
     pub parity: Vec<Parity>,
 }
 
@@ -118,23 +122,26 @@ pub fn compare(
     let batches: Vec<Batch> = (0..options.steps)
         .map(|_| source.next_batch())
         .collect::<Result<_>>()?;
-    let ranks = spec.mesh()?.world_size();
-    let peak_flops = drivetrain_kernels::measure_peak_flops(total_threads(&spec.config, ranks));
     let start = first_weights(job)?;
+    let mut peaks = BTreeMap::new();
     let mut runs = Vec::new();
     for (job, backend) in jobs {
         let mut spec = job.spec.clone();
         // Masters are compared, not what an export would round them to.
-        spec.config.precision.export = Some(spec.config.precision.compute);
-        runs.push(run(
-            &spec, &**backend, &*start, &batches, peak_flops, progress,
-        )?);
+        spec.config.precision.export = Some(match spec.config.precision.compute {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        });
+        let threads = total_threads(&spec.config, spec.mesh()?.world_size());
+        let peak = *peaks
+            .entry(threads)
+            .or_insert_with(|| drivetrain_kernels::measure_peak_flops(threads));
+        runs.push(run(&spec, &**backend, &*start, &batches, peak, progress)?);
     }
-    let parity = judge(&spec.model, &spec.config, &batches[0], &runs)?;
+    let parity = judge(&spec.model, &spec.config.optimizer, &batches[0], &runs);
     Ok(CompareReport {
         tokens: batches[0].num_tokens(),
         parameters: spec.model.num_parameters(),
-        peak_flops,
         runs,
         parity,
     })
@@ -221,6 +228,8 @@ fn run(
     let flops = spec.model.train_flops(&batches[0].lengths());
     Ok(BackendRun {
         backend: backend.name().to_owned(),
+        exact: backend.is_exact(),
+        compute: spec.config.precision.compute,
         ranks,
         losses: steps.iter().map(|s| s.0).collect(),
         grad_norms: steps.iter().map(|s| s.1).collect(),
@@ -228,6 +237,7 @@ fn run(
         step_seconds,
         cpu_seconds: median(clean.iter().map(|s| s.3)),
         tokens_per_second: batches[0].num_tokens() as f64 / step_seconds,
+        peak_flops,
         mfu: flops / step_seconds / peak_flops,
         peak_memory,
         evidence,

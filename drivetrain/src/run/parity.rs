@@ -4,7 +4,7 @@ use drivetrain_conformance::{
     compare::{Bound, Comparison, compare},
     tolerance::{Tensors, Tolerances, weights_after},
 };
-use drivetrain_core::{Result, batch::Batch, config::JobConfig, model::ModelSpec};
+use drivetrain_core::{batch::Batch, config::OptimizerConfig, model::ModelSpec};
 use serde::Serialize;
 
 use super::compare::BackendRun;
@@ -42,16 +42,15 @@ impl Parity {
     }
 }
 
-/// Holds every run against the reference's, or the first's where the reference did not run.
+/// Holds every run against the exact one, or the first where none is exact.
 pub(super) fn judge(
     model: &ModelSpec,
-    config: &JobConfig,
+    optimizer: &OptimizerConfig,
     first: &Batch,
     runs: &[BackendRun],
-) -> Result<Vec<Parity>> {
-    let exact = runs.iter().position(|r| r.backend == "reference");
-    let Some(truth) = runs.get(exact.unwrap_or(0)) else {
-        return Ok(Vec::new());
+) -> Vec<Parity> {
+    let Some(truth) = runs.iter().find(|r| r.exact).or(runs.first()) else {
+        return Vec::new();
     };
     let longest = first.lengths().into_iter().max().unwrap_or(0);
     let magnitude = truth
@@ -59,25 +58,22 @@ pub(super) fn judge(
         .log_probs
         .iter()
         .fold(0.0f64, |m, v| m.max(v.abs()));
-    let mut tolerances = Tolerances::derived(model, config.precision.compute, longest, magnitude);
-    if exact.is_none() {
-        // Both sides are off by as much.
-        tolerances.log_prob *= 2.0;
-        tolerances.gradient *= 2.0;
-    }
+    let off = |run: &BackendRun| Tolerances::derived(model, run.compute, longest, magnitude);
     let evidence = &truth.evidence;
-    let bounds = weights_after(
-        &model.parameters(),
-        &config.optimizer,
-        &evidence.start,
-        &evidence.steps,
-        &tolerances,
-    );
+    let parameters = model.parameters();
     let gradients = evidence.steps.first().map(|s| &s.gradients);
     let others = runs.iter().filter(|r| !std::ptr::eq(*r, truth));
-    Ok(others
+    others
         .map(|run| {
             let found = &run.evidence;
+            let tolerances = off(run).plus(off(truth));
+            let bounds = weights_after(
+                &parameters,
+                optimizer,
+                &evidence.start,
+                &evidence.steps,
+                &tolerances,
+            );
             let log_probs = compare(
                 "log_probs",
                 "",
@@ -106,7 +102,7 @@ pub(super) fn judge(
                     .fold(0.0f64, |m, (a, b)| m.max((a - b).abs())),
             }
         })
-        .collect())
+        .collect()
 }
 
 /// The tensor that uses most of its tolerance; a missing one fails.

@@ -17,7 +17,7 @@ use drivetrain_core::{
     hf::{HfFolder, HfWriter, HfWriterOptions},
     init::SeededWeights,
     launch::run_ranks,
-    metrics::JsonlWriter,
+    metrics::{JsonRecord, JsonlWriter},
     objective::{self, Objective},
     trainer::{Observer, Outcome, REFERENCE, StepRecord, Trainer},
     weights::{DiscardingSink, WeightSource},
@@ -102,7 +102,7 @@ pub fn train(
         } else {
             WeightInit::Source(&*first)
         };
-        let (mut engine, _) = build_engine(backend, spec, world.clone(), init)?;
+        let (mut engine, plan) = build_engine(backend, spec, world.clone(), init)?;
         if objective
             .requires()
             .columns
@@ -116,6 +116,7 @@ pub fn train(
         let mut trainer = Trainer::new(
             spec,
             engine,
+            &plan,
             &objective,
             Box::new(data),
             world.clone(),
@@ -272,7 +273,10 @@ impl Observer for Tee<'_> {
     }
 
     fn on_validation(&mut self, step: u64, loss: f64) -> Result<()> {
-        self.write(&serde_json::json!({ "step": step, "validation_loss": loss }))?;
+        let mut record = JsonRecord::default();
+        record.value("step", step);
+        record.number("validation_loss", loss);
+        self.write(&record.finish())?;
         self.observer.on_validation(step, loss)
     }
 

@@ -1,5 +1,34 @@
 use crate::support::{Job, engines};
 
+/// Bounds and truth are the engines' own, wherever they stand in the list.
+#[test]
+fn the_order_of_engines_changes_no_verdict() {
+    let job = Job::new();
+    let backends = format!("reference,{}", engines().join(","));
+    let ran = job
+        .run(&[
+            "compare",
+            "job.yaml",
+            "--backends",
+            &backends,
+            "--steps",
+            "1",
+            "--json",
+        ])
+        .exits(0);
+    let result: serde_json::Value = serde_json::from_str(&ran.stdout()).unwrap();
+    assert_eq!(result["runs"][0]["exact"], true);
+    assert_eq!(result["runs"][0]["compute"], "f64");
+    assert_eq!(result["parity"].as_array().unwrap().len(), engines().len());
+    for (run, parity) in engines().iter().zip(result["parity"].as_array().unwrap()) {
+        assert_eq!(parity["backend"], **run);
+        assert_eq!(parity["truth"], "reference");
+        // An f32 engine's bound is f32's, not the oracle's.
+        let tolerance = parity["log_probs"]["tolerance"].as_f64().unwrap();
+        assert!((1e-7..1e-3).contains(&tolerance), "{tolerance}");
+    }
+}
+
 #[test]
 fn engines_agree_and_the_report_says_so() {
     let job = Job::new();

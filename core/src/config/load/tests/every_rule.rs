@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// A job a rule, and the rule it breaks, so that no row of the tables is dead.
-const BREAKING: [(&str, &str); 46] = [
+const BREAKING: [(&str, &str); 47] = [
     (
         "batch.global_batch_size=3 parallel.data_parallel_size=4",
         "BATCH-01",
@@ -35,6 +35,7 @@ const BREAKING: [(&str, &str); 46] = [
     ("parallel.expert_parallel_size=2", "EP-04"),
     ("model=moe parallel.expert_tensor_parallel_size=5", "EP-05"),
     ("model=moe", "FAMILY-01"),
+    ("model=balanced", "MOE-01"),
     ("precision.compute=bf16", "DTYPE-01"),
     ("precision.reduce=f16", "DTYPE-02"),
     ("precision.reduce=u8", "DTYPE-03"),
@@ -81,18 +82,20 @@ const BREAKING_RUN: [(&str, &str); 8] = [
 fn every_rule_of_the_tables_fires() {
     let desk = Desk::new();
     let folder = |name: &str| desk.0.path().join(name);
+    let moe = MODEL
+        .replace("\"llama\"", "\"mixtral\"")
+        .replace("LlamaFor", "MixtralFor")
+        .replace(
+            "{",
+            "{\"num_local_experts\": 4, \"num_experts_per_tok\": 2, ",
+        );
     for (name, config) in [
         ("wordy", MODEL.replace("97", "9000")),
         (
-            "moe",
-            MODEL
-                .replace("\"llama\"", "\"mixtral\"")
-                .replace("LlamaFor", "MixtralFor")
-                .replace(
-                    "{",
-                    "{\"num_local_experts\": 4, \"num_experts_per_tok\": 2, ",
-                ),
+            "balanced",
+            moe.replace("{", "{\"output_router_logits\": true, "),
         ),
+        ("moe", moe),
     ] {
         fs::create_dir(folder(name)).unwrap();
         fs::write(folder(name).join("config.json"), config).unwrap();
