@@ -1,12 +1,11 @@
 //! Shards to a sink: bucket by bucket, one parameter gathered at a time.
 
 use drivetrain_core::{
-    DType, Error, ErrorKind, Result, View,
+    Error, ErrorKind, Result,
     communicator::Communicator,
     model::ParameterSpec,
-    weights::{SinkLayout, TensorSlice, WeightManifest, WeightSink},
+    weights::{Masters, Streamer, WeightSink},
 };
-use half::{bf16, f16};
 use tch::Tensor;
 
 use crate::{error::torch, host::floats, sharding::Unit};
@@ -28,37 +27,21 @@ pub(crate) struct Export<'a> {
 /// that the others do not wait for it, and then every rank has an error.
 ///
 /// # Errors
-/// The sink's, which is then aborted; the communicator's.
+/// As [`Streamer`]; the communicator's.
 pub(crate) fn export(
     export: &Export<'_>,
     group: &dyn Communicator,
     sink: &mut dyn WeightSink,
 ) -> Result<()> {
-    let layout = sink.layout();
-    let mut wants_full = [f64::from(u8::from(layout.full_tensors && layout.receives))];
-    group.sum_f64(&mut wants_full)?;
-    let manifest = WeightManifest {
-        tensors: export.specs.clone(),
-        version: export.version,
-    };
-    let mut outcome = match layout.receives {
-        true => sink.begin(&manifest),
-        false => Ok(()),
-    };
-    let mut bucket = Bucket::default();
-    for spec in &export.specs {
-        let gathered = export.tensor(spec, &layout, wants_full[0] > 0.0, group)?;
-        let Some(piece) = gathered.filter(|_| outcome.is_ok()) else {
-            continue;
-        };
-        if !bucket.pieces.is_empty() && bucket.bytes + piece.bytes() > layout.bucket_bytes {
-            outcome = bucket.send(sink);
-        }
-        bucket.push(piece);
-    }
-    if layout.receives {
-        outcome = outcome.and_then(|()| bucket.send(sink));
-    }
+    let mut wanted = [f64::from(u8::from(sink.layout().receives))];
+    group.sum_f64(&mut wanted)?;
+    let mut stream = Streamer::begin(sink, export.specs.clone(), export.version);
+    let gathered = export.specs.iter().try_for_each(|spec| {
+        let values = export.tensor(spec, wanted[0] > 0.0, group)?;
+        stream.push(values);
+        Ok(())
+    });
+    let outcome = gathered.and(stream.flush());
     let mut failures = [f64::from(u8::from(outcome.is_err()))];
     let agreed = group.sum_f64(&mut failures);
     let outcome = outcome.and(agreed).and_then(|()| match failures[0] {
@@ -70,60 +53,32 @@ pub(crate) fn export(
         )
         .with("ranks_failed", n)),
     });
-    if !layout.receives {
-        return outcome;
-    }
-    let outcome = outcome.and_then(|()| sink.commit());
-    if outcome.is_err() {
-        sink.abort();
-    }
-    outcome
+    stream.finish(outcome)
 }
 
 impl<'a> Export<'a> {
-    /// This rank's view of a parameter: whole where any rank wants it so, else the rank's rows, if any.
+    /// A whole parameter, gathered where any rank wants it; else this rank's shard.
     fn tensor(
         &self,
-        spec: &'a ParameterSpec,
-        layout: &SinkLayout,
-        any_full: bool,
+        spec: &ParameterSpec,
+        wanted: bool,
         group: &dyn Communicator,
-    ) -> Result<Option<Piece<'a>>> {
+    ) -> Result<Masters<'a>> {
         let (unit, parameter) = self.find(spec)?;
-        let range = self.units[unit].layout.shard(group.rank(), parameter);
         let shard = floats(self.shards[unit]).map_err(torch("export_weights"))?;
-        let own = &shard[range];
         let unit = &self.units[unit].layout;
-        let mut whole = Vec::new();
-        if any_full && group.world_size() > 1 {
-            whole.resize(spec.num_elements(), 0.0);
-            let counts: Vec<_> = (0..group.world_size())
-                .map(|rank| unit.shard(rank, parameter).len())
-                .collect();
-            group
-                .all_gather(own.into(), whole.as_mut_slice().into(), &counts)?
-                .wait()?;
+        let own = &shard[unit.shard(group.rank(), parameter)];
+        if !wanted || group.world_size() == 1 {
+            return Ok(own.into());
         }
-        if !layout.receives {
-            return Ok(None);
-        }
-        let mut slice: Vec<_> = spec.shape.iter().map(|&n| 0..n).collect();
-        let values = match (layout.full_tensors, group.world_size()) {
-            (true, 1) => Values::new(own, spec.dtype)?,
-            (true, _) => Values::new(&whole, spec.dtype)?,
-            (false, _) if own.is_empty() => return Ok(None),
-            (false, _) => {
-                if let Some(rows) = slice.first_mut() {
-                    *rows = unit.rows(group.rank(), parameter);
-                }
-                Values::new(own, spec.dtype)?
-            }
-        };
-        Ok(Some(Piece {
-            spec,
-            slice,
-            values,
-        }))
+        let mut whole = vec![0.0; spec.num_elements()];
+        let counts: Vec<_> = (0..group.world_size())
+            .map(|rank| unit.shard(rank, parameter).len())
+            .collect();
+        group
+            .all_gather(own.into(), whole.as_mut_slice().into(), &counts)?
+            .wait()?;
+        Ok(whole.into())
     }
 
     fn find(&self, spec: &ParameterSpec) -> Result<(usize, usize)> {
@@ -139,88 +94,5 @@ impl<'a> Export<'a> {
             )
             .with("tensor", &spec.name)
         })
-    }
-}
-
-#[derive(Debug, Default)]
-struct Bucket<'a> {
-    pieces: Vec<Piece<'a>>,
-    bytes: usize,
-}
-
-impl<'a> Bucket<'a> {
-    fn push(&mut self, piece: Piece<'a>) {
-        self.bytes += piece.bytes();
-        self.pieces.push(piece);
-    }
-
-    fn send(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
-        let pieces = std::mem::take(self).pieces;
-        let slices: Vec<_> = pieces.iter().map(Piece::slice).collect();
-        match slices.is_empty() {
-            true => Ok(()),
-            false => sink.bucket(&slices),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Piece<'a> {
-    spec: &'a ParameterSpec,
-    slice: Vec<std::ops::Range<usize>>,
-    values: Values,
-}
-
-impl Piece<'_> {
-    fn bytes(&self) -> usize {
-        self.values.view().num_bytes()
-    }
-
-    fn slice(&self) -> TensorSlice<'_> {
-        TensorSlice {
-            name: &self.spec.name,
-            shape: &self.spec.shape,
-            slice: self.slice.clone(),
-            data: self.values.view(),
-            scale: None,
-        }
-    }
-}
-
-/// Values in the dtype they are sent in.
-#[derive(Debug)]
-enum Values {
-    F64(Vec<f64>),
-    F32(Vec<f32>),
-    Bf16(Vec<bf16>),
-    F16(Vec<f16>),
-}
-
-impl Values {
-    fn new(values: &[f32], dtype: DType) -> Result<Self> {
-        Ok(match dtype {
-            DType::F64 => Self::F64(values.iter().map(|&x| x.into()).collect()),
-            DType::F32 => Self::F32(values.to_vec()),
-            DType::Bf16 => Self::Bf16(values.iter().map(|&x| bf16::from_f32(x)).collect()),
-            DType::F16 => Self::F16(values.iter().map(|&x| f16::from_f32(x)).collect()),
-            DType::I64 | DType::I32 | DType::U8 => {
-                return Err(Error::new(
-                    ErrorKind::Config,
-                    "export_weights",
-                    "weights are not integers",
-                )
-                .with("found", dtype)
-                .with("expected", "f64, f32, bf16 or f16"));
-            }
-        })
-    }
-
-    fn view(&self) -> View<'_> {
-        match self {
-            Self::F64(v) => v.into(),
-            Self::F32(v) => v.into(),
-            Self::Bf16(v) => v.into(),
-            Self::F16(v) => v.into(),
-        }
     }
 }

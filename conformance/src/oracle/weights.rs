@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use drivetrain_core::{
-    DType, Result, View,
+    DType, Result,
     engine::Weights,
     model::{ParameterKind, ParameterSpec},
-    weights::{TensorSlice, WeightManifest, WeightSink, WeightSource},
+    weights::{Masters, Streamer, WeightSink, WeightSource},
 };
 use half::bf16;
 use indexmap::IndexMap;
@@ -53,17 +53,20 @@ pub(super) fn export(
     let weights = engine.weights(which)?;
     let rounded = engine.is(Defect::ExportRounded);
     stream(engine, sink, |name| {
-        let values = &weights[name].data;
-        if rounded {
-            return values.iter().map(|&v| bf16::from_f64(v).to_f64()).collect();
+        let values = weights[name].data.as_slice();
+        match rounded {
+            true => {
+                let rounded = values.iter().map(|&v| bf16::from_f64(v).to_f64());
+                Masters::from(rounded.collect::<Vec<_>>())
+            }
+            false => values.into(),
         }
-        values.clone()
     })
 }
 
 pub(super) fn export_gradients(engine: &ReferenceEngine, sink: &mut dyn WeightSink) -> Result<()> {
     let gradients: IndexMap<String, Matrix> = engine.reduced_gradients()?;
-    stream(engine, sink, |name| gradients[name].data.clone())
+    stream(engine, sink, |name| gradients[name].data.as_slice().into())
 }
 
 fn specs(engine: &ReferenceEngine) -> Vec<ParameterSpec> {
@@ -71,55 +74,21 @@ fn specs(engine: &ReferenceEngine) -> Vec<ParameterSpec> {
     planned.map(|p| p.spec.clone()).collect()
 }
 
-/// Sends full tensors as f64, in buckets of the size that the sink wants.
-fn stream(
+/// Sends every tensor as f64, whatever the job's dtypes say.
+fn stream<'a>(
     engine: &ReferenceEngine,
-    sink: &mut dyn WeightSink,
-    values: impl Fn(&str) -> Vec<f64>,
+    sink: &'a mut dyn WeightSink,
+    values: impl Fn(&str) -> Masters<'a>,
 ) -> Result<()> {
-    let layout = sink.layout();
-    if !layout.receives {
-        return Ok(());
+    let mut tensors = specs(engine);
+    let names: Vec<_> = tensors.iter().map(|spec| spec.name.clone()).collect();
+    for spec in &mut tensors {
+        spec.dtype = DType::F64;
     }
-    let manifest = WeightManifest {
-        tensors: specs(engine),
-        version: engine.step,
-    };
-    let mut send = || {
-        sink.begin(&manifest)?;
-        let mut bucket: Vec<(&ParameterSpec, Vec<f64>)> = Vec::new();
-        let mut bytes = 0;
-        for spec in &manifest.tensors {
-            let size = spec.num_elements() * DType::F64.size();
-            if bytes + size > layout.bucket_bytes && !bucket.is_empty() {
-                flush(sink, &mut bucket)?;
-                bytes = 0;
-            }
-            bytes += size;
-            bucket.push((spec, values(&spec.name)));
-        }
-        flush(sink, &mut bucket)?;
-        sink.commit()
-    };
-    let sent = send();
-    if sent.is_err() {
-        sink.abort();
+    let mut stream = Streamer::begin(sink, tensors, engine.step);
+    for name in &names {
+        stream.push(values(name));
     }
-    sent
-}
-
-fn flush(sink: &mut dyn WeightSink, bucket: &mut Vec<(&ParameterSpec, Vec<f64>)>) -> Result<()> {
-    let slices: Vec<_> = bucket
-        .iter()
-        .map(|(spec, values)| TensorSlice {
-            name: &spec.name,
-            shape: &spec.shape,
-            slice: spec.shape.iter().map(|&n| 0..n).collect(),
-            data: View::F64(values),
-            scale: None,
-        })
-        .collect();
-    sink.bucket(&slices)?;
-    bucket.clear();
-    Ok(())
+    let sent = stream.flush();
+    stream.finish(sent)
 }

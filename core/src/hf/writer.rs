@@ -14,7 +14,7 @@ use crate::{
     model::{ModelSpec, ParameterSpec},
     staged_folder::StagedFolder,
     tensor_file::{TensorFileWriter, encode},
-    weights::{TensorSlice, WeightManifest, WeightSink},
+    weights::{TensorSlice, WeightManifest, WeightSink, overflow},
 };
 
 /// Files beside the weights that belong to the model and are copied as they are.
@@ -214,11 +214,7 @@ impl HfWriter {
             match encode(&tensor.data, range, dtype, &mut bytes) {
                 Some(true) => writer.write_at(tensor.name, start * dtype.size(), &bytes)?,
                 Some(false) => {
-                    let message = "a finite weight would become infinite";
-                    return Err(Error::new(ErrorKind::NonFinite, "export_weights", message)
-                        .with("tensor", tensor.name)
-                        .with("dtype", dtype)
-                        .help("export in bf16 or f32"));
+                    return Err(overflow(tensor.name, dtype));
                 }
                 None => return Err(defect("wanted float values in host memory")),
             }

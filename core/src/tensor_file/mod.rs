@@ -11,7 +11,7 @@ mod tests;
 mod write;
 
 pub(crate) use append::TensorFileAppender;
-pub(crate) use convert::{encode, to_f32, to_f64};
+pub(crate) use convert::{encode, f32_to_bf16, f32_to_f16, to_f32, to_f64};
 pub(crate) use read::TensorFile;
 pub(crate) use write::TensorFileWriter;
 use write::{header, padded};

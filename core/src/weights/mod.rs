@@ -2,9 +2,12 @@
 
 mod discard;
 mod memory;
+mod stream;
 
 pub use discard::DiscardingSink;
 pub use memory::MemoryWeights;
+pub(crate) use stream::overflow;
+pub use stream::{Masters, Streamer};
 
 use std::{fmt, ops::Range};
 
@@ -46,11 +49,9 @@ impl TensorSlice<'_> {
     }
 }
 
-/// What a sink wants to be given.
+/// What a sink wants to be given: full tensors, in buckets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SinkLayout {
-    /// Full tensors, or each rank's own shards.
-    pub full_tensors: bool,
     /// Whether this rank wants them (a sink on rank 0 only says false elsewhere; the rank still takes part in
     /// the gathering).
     pub receives: bool,
@@ -61,7 +62,6 @@ pub struct SinkLayout {
 impl Default for SinkLayout {
     fn default() -> Self {
         Self {
-            full_tensors: true,
             receives: true,
             bucket_bytes: 64 << 20,
         }

@@ -1,13 +1,13 @@
 //! A checkpoint as a Hugging Face folder, with no engine.
 
 use drivetrain_core::{
-    Error, ErrorKind, Result, View,
+    DType, Error, ErrorKind, Result,
     checkpoint::{StateReader, StateSlot},
     model::ModelSpec,
-    weights::{TensorSlice, WeightManifest, WeightSink},
+    weights::{Streamer, WeightSink},
 };
 
-/// Streams a checkpoint's weights into a sink, a tensor a bucket.
+/// Streams a checkpoint's weights into a sink, as f32.
 ///
 /// # Errors
 /// `Checkpoint` if a weight is missing or of another shape; the sink's, after it was aborted.
@@ -17,21 +17,9 @@ pub fn export_checkpoint(
     model: &ModelSpec,
     sink: &mut dyn WeightSink,
 ) -> Result<()> {
-    let result = stream(checkpoint, step, model, sink);
-    if result.is_err() {
-        sink.abort();
-    }
-    result
-}
-
-fn stream(
-    checkpoint: &dyn StateReader,
-    step: u64,
-    model: &ModelSpec,
-    sink: &mut dyn WeightSink,
-) -> Result<()> {
-    let parameters = model.parameters();
-    for parameter in &parameters {
+    let mut parameters = model.parameters();
+    for parameter in &mut parameters {
+        parameter.dtype = DType::F32;
         let found = checkpoint.shape(&parameter.name, StateSlot::Weight);
         if found.as_ref() != Some(&parameter.shape) {
             return Err(Error::new(
@@ -44,20 +32,12 @@ fn stream(
             .with("found", format!("{found:?}")));
         }
     }
-    sink.begin(&WeightManifest {
-        tensors: parameters.clone(),
-        version: step,
-    })?;
-    for parameter in &parameters {
+    let mut stream = Streamer::begin(sink, parameters.clone(), step);
+    let read = parameters.iter().try_for_each(|parameter| {
         let whole = 0..parameter.num_elements();
-        let values = checkpoint.read(&parameter.name, StateSlot::Weight, &[whole])?;
-        sink.bucket(&[TensorSlice {
-            name: &parameter.name,
-            shape: &parameter.shape,
-            slice: parameter.shape.iter().map(|&n| 0..n).collect(),
-            data: View::F32(&values),
-            scale: None,
-        }])?;
-    }
-    sink.commit()
+        stream.push(checkpoint.read(&parameter.name, StateSlot::Weight, &[whole])?);
+        Ok(())
+    });
+    let sent = read.and(stream.flush());
+    stream.finish(sent)
 }

@@ -4,17 +4,18 @@
 use std::{sync::Arc, time::Instant};
 
 use drivetrain_core::{
-    Result, View,
+    DType, Result,
     batch::{Batch, BatchTotals},
     communicator::Communicator,
     engine::{
         Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
         Weights,
     },
+    model::ParameterSpec,
     objective::{Objective, TokenOutputs},
     optim::{self, AdamwStep, LearningRate, adamw_reference},
-    plan::TrainPlan,
-    weights::{TensorSlice, WeightManifest, WeightSink, WeightSource},
+    plan::{PlannedParameter, TrainPlan},
+    weights::{Streamer, WeightSink, WeightSource},
 };
 
 use crate::model::{Bigram, Tensors};
@@ -94,29 +95,17 @@ impl BigramEngine {
     }
 
     fn export(&self, tensors: &Tensors, sink: &mut dyn WeightSink) -> Result<()> {
-        let specs = self.plan.parameters.iter().map(|p| p.spec.clone());
-        let manifest = WeightManifest {
-            tensors: specs.collect(),
-            version: self.step,
+        let spec = |p: &PlannedParameter| ParameterSpec {
+            dtype: DType::F32,
+            ..p.spec.clone()
         };
-        let mut send = || {
-            sink.begin(&manifest)?;
-            for spec in &manifest.tensors {
-                sink.bucket(&[TensorSlice {
-                    name: &spec.name,
-                    shape: &spec.shape,
-                    slice: spec.shape.iter().map(|&n| 0..n).collect(),
-                    data: View::F32(&tensors[&spec.name]),
-                    scale: None,
-                }])?;
-            }
-            sink.commit()
-        };
-        let sent = send();
-        if sent.is_err() {
-            sink.abort();
+        let specs = self.plan.parameters.iter().map(spec).collect();
+        let mut stream = Streamer::begin(sink, specs, self.step);
+        for planned in &self.plan.parameters {
+            stream.push(tensors[&planned.spec.name].as_slice());
         }
-        sent
+        let sent = stream.flush();
+        stream.finish(sent)
     }
 }
 
