@@ -17,6 +17,7 @@ pub use drivetrain_core as core;
 pub use drivetrain_data as data;
 pub use drivetrain_kernels as kernels;
 
+pub mod program;
 pub mod report;
 pub mod run;
 pub mod tables;
@@ -36,20 +37,24 @@ pub fn backends() -> Vec<Arc<dyn Backend>> {
     ]
 }
 
+/// The engine with this name, of those that this build has.
+///
+/// # Errors
+/// As [`find_backend`].
+pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
+    find_backend(&backends(), name)
+}
+
 /// The engine with this name.
 ///
 /// # Errors
 /// `Config` naming those there are.
-pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
-    let all = backends();
-    let names: Vec<String> = all.iter().map(|b| b.name().to_owned()).collect();
-    all.into_iter().find(|b| b.name() == name).ok_or_else(|| {
-        Error::new(
-            ErrorKind::Config,
-            "choose_backend",
-            "this build has no such backend",
-        )
-        .with("found", name)
-        .with("expected", format!("one of {names:?}"))
+pub fn find_backend(backends: &[Arc<dyn Backend>], name: &str) -> Result<Arc<dyn Backend>> {
+    let found = backends.iter().find(|b| b.name() == name);
+    found.cloned().ok_or_else(|| {
+        let names: Vec<_> = backends.iter().map(|b| b.name()).collect();
+        Error::new(ErrorKind::Config, "choose_backend", "no such backend")
+            .with("found", name)
+            .with("expected", format!("one of {names:?}"))
     })
 }

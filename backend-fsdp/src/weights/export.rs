@@ -42,18 +42,7 @@ pub(crate) fn export(
         Ok(())
     });
     let outcome = gathered.and(stream.flush());
-    let mut failures = [f64::from(u8::from(outcome.is_err()))];
-    let agreed = group.sum_f64(&mut failures);
-    let outcome = outcome.and(agreed).and_then(|()| match failures[0] {
-        0.0 => Ok(()),
-        n => Err(Error::new(
-            ErrorKind::File,
-            "export_weights",
-            "the sink of another rank failed",
-        )
-        .with("ranks_failed", n)),
-    });
-    stream.finish(outcome)
+    stream.finish(group.agree("export_weights", outcome))
 }
 
 impl<'a> Export<'a> {
@@ -71,7 +60,7 @@ impl<'a> Export<'a> {
         if !wanted || group.world_size() == 1 {
             return Ok(own.into());
         }
-        let mut whole = vec![0.0; spec.num_elements()];
+        let mut whole = vec![0.0f32; spec.num_elements()];
         let counts: Vec<_> = (0..group.world_size())
             .map(|rank| unit.shard(rank, parameter).len())
             .collect();

@@ -75,3 +75,28 @@ fn doctor_lists_every_backend() {
     assert_eq!(names, expected);
     assert!(result["gemm_gflops_one_core"].as_f64().unwrap() > 0.1);
 }
+
+/// A mistyped relative path reads as a hub id: `check` asks no network, and names both readings.
+#[test]
+fn a_mistyped_model_path_never_goes_to_the_network() {
+    use std::{net::TcpListener, time::Duration};
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let job = Job::new();
+    let home = job.path("home");
+    let variables = [
+        ("HF_ENDPOINT", &*endpoint),
+        ("HF_HOME", home.to_str().unwrap()),
+    ];
+    let arguments = ["check", "job.yaml", "--set", "model=models/tiny"];
+    let folder = job.path("models/tiny").display().to_string();
+    job.run_with(&arguments, &variables).exits(2).says(&[
+        "MODEL-01",
+        "cache does not hold",
+        &folder,
+    ]);
+    std::thread::sleep(Duration::from_millis(10));
+    assert!(listener.accept().is_err(), "the hub was asked");
+}

@@ -3,6 +3,7 @@
 mod bad_input;
 mod check;
 mod compare;
+mod own_engine;
 mod score;
 mod support;
 mod train;

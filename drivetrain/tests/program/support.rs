@@ -72,9 +72,26 @@ impl Job {
 
     /// Runs the program in the folder.
     pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
-        let output = Command::new(env!("CARGO_BIN_EXE_drivetrain"))
+        self.run_with(arguments, &[])
+    }
+
+    /// The same, with some environment variables.
+    pub(crate) fn run_with(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Ran {
+        let program = Path::new(env!("CARGO_BIN_EXE_drivetrain"));
+        self.run_program(program, arguments, variables)
+    }
+
+    /// Another program, likewise.
+    pub(crate) fn run_program(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Ran {
+        let output = Command::new(program)
             .current_dir(self.folder.path())
             .args(arguments)
+            .envs(variables.iter().copied())
             .output()
             .unwrap();
         Ran(output)

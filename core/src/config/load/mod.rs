@@ -212,8 +212,8 @@ impl Draft {
     ) -> Option<(JobSpec, PathBuf)> {
         let mut config = self.config.take()?;
         self.backend_names(backends);
-        paths::make_absolute(&mut config, &source.folder, &self.tree);
-        let model = self.read_model(&config, resolver);
+        let as_folder = paths::make_absolute(&mut config, &source.folder, &self.tree);
+        let model = self.read_model(&config, &as_folder, resolver);
         let assumed = &self.assumed;
         let is_sound = |path: &str| {
             let path = Path::parse(path);
@@ -279,6 +279,7 @@ impl Draft {
     fn read_model(
         &mut self,
         config: &JobConfig,
+        as_folder: &FilePath,
         resolver: &dyn ModelResolver,
     ) -> Option<(ModelSpec, PathBuf)> {
         let path = Path::default().join("model");
@@ -293,10 +294,17 @@ impl Draft {
         match read {
             Ok(model) => Some(model),
             Err((rule, error)) => {
+                let mut what = error.summary();
+                if rule == "MODEL-01" && as_folder != FilePath::new(&config.model) {
+                    what.push_str(&format!(
+                        "; as a folder it is {}, which is not there",
+                        as_folder.display()
+                    ));
+                }
                 let mut found = vec![Diagnostic::error(
                     rule,
                     path.to_string(),
-                    error.summary(),
+                    what,
                     error
                         .remedy()
                         .unwrap_or("give a folder that holds a supported model"),

@@ -5,8 +5,9 @@ use std::path::{Path as FilePath, PathBuf};
 use super::tree::{Node, Origin, Path};
 use crate::config::JobConfig;
 
-/// Makes the paths of a config absolute. A `model` that names no folder is left to the resolver as a hub id.
-pub(super) fn make_absolute(config: &mut JobConfig, folder: &FilePath, tree: &Node) {
+/// Makes the paths of a config absolute. A `model` that names no folder is left to the resolver as a hub id; what
+/// it is as a folder is returned.
+pub(super) fn make_absolute(config: &mut JobConfig, folder: &FilePath, tree: &Node) -> PathBuf {
     let base = |path: &str| match tree.nearest_origin(&Path::parse(path)) {
         Some(Origin::Set) => PathBuf::new(),
         _ => folder.to_owned(),
@@ -22,7 +23,8 @@ pub(super) fn make_absolute(config: &mut JobConfig, folder: &FilePath, tree: &No
     }
     let model = absolute("model", FilePath::new(&config.model));
     let is_path = config.model.starts_with(['.', '/']) || model.is_dir();
-    if is_path && let Some(model) = model.to_str() {
-        config.model = model.to_owned();
+    if is_path && let Some(path) = model.to_str() {
+        config.model = path.to_owned();
     }
+    model
 }

@@ -523,6 +523,12 @@ fn a_missing_model_does_not_hide_the_rest() {
         (10, "OPT-01", "optimizer.beta1".to_owned()),
     ];
     assert_eq!(brief, expected);
+    // Both readings: an id that the resolver does not know, and a folder beside the job.
+    let error = desk.load(&text, &[]).unwrap_err();
+    let found = &error.diagnostics()[0].found;
+    let folder = desk.0.path().join("nowhere/model");
+    assert!(found.contains("no such model folder"), "{found}");
+    assert!(found.contains(&format!("{}", folder.display())), "{found}");
     fs::write(
         desk.0.path().join("model/config.json"),
         "{\"model_type\": \"bert\"}",

@@ -61,7 +61,9 @@ impl ModelSpec {
         let defaults = Defaults::of(family);
         refuse_unsupported(&keys, family)?;
 
-        let num_layers = keys.size("num_hidden_layers", defaults.num_layers, 1 << 13)?;
+        let num_layers = keys
+            .optional_size("num_hidden_layers", 0, 1 << 13)?
+            .unwrap_or(defaults.num_layers);
         let attention = attention::read(&keys, family, &defaults, num_layers)?;
         let mlp = mlp::read(&keys, family, &defaults, num_layers)?;
         let max_position_embeddings =

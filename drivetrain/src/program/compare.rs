@@ -1,14 +1,15 @@
 //! `drivetrain compare`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
-use clap::Args;
-use drivetrain::{
-    core::{ErrorKind, Result},
-    report,
+use crate::{
+    core::{ErrorKind, Result, engine::Backend},
+    data::Hub,
+    find_backend, report,
     run::{CompareOptions, compare},
     tables::{PARITY_HEADER, RUN_HEADER, parity_rows, run_rows, table},
 };
+use clap::Args;
 
 use super::{job::JobArgs, progress::Progress};
 
@@ -30,26 +31,27 @@ pub(super) struct CompareArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &CompareArgs, backends: &[Arc<dyn Backend>]) -> Result<ExitCode> {
     let names = if args.backends.is_empty() {
-        let all = drivetrain::backends();
-        all.iter()
+        backends
+            .iter()
             .filter(|b| !b.is_exact())
             .map(|b| b.name().to_owned())
             .collect()
     } else {
         args.backends.clone()
     };
+    let hub = Hub::from_env();
     let jobs = names
         .iter()
         .map(|name| {
             let mut more = vec![format!("backend={name}")];
-            if drivetrain::backend(name)?.is_exact() {
+            if find_backend(backends, name)?.is_exact() {
                 // One rank: the layout does not change what it computes.
                 more.push("parallel={}".to_owned());
                 more.push("precision={compute: f64}".to_owned());
             }
-            args.job.load(&more)
+            args.job.load(&more, backends, &hub)
         })
         .collect::<Result<Vec<_>>>()?;
     let progress = Progress::new(args.steps, args.json);

@@ -1,12 +1,13 @@
 //! `drivetrain score`.
 
-use std::{io::Write, path::PathBuf, process::ExitCode};
+use std::{io::Write, path::PathBuf, process::ExitCode, sync::Arc};
 
-use clap::Args;
-use drivetrain::{
-    core::{Error, ErrorKind, Result, config::JobSource, files::AtomicFile},
+use crate::{
+    core::{Error, ErrorKind, Result, config::JobSource, engine::Backend, files::AtomicFile},
+    data::Hub,
     run::{ScoreOptions, score},
 };
+use clap::Args;
 
 #[derive(Debug, Args)]
 pub(super) struct ScoreArgs {
@@ -36,7 +37,7 @@ pub(super) struct ScoreArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &ScoreArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &ScoreArgs, backends: &[Arc<dyn Backend>]) -> Result<ExitCode> {
     let job = serde_json::json!({
         "model": args.model,
         "backend": args.backend,
@@ -49,7 +50,7 @@ pub(super) fn run(args: &ScoreArgs) -> Result<ExitCode> {
     });
     // JSON is YAML.
     let source = JobSource::text(job.to_string(), "");
-    let (job, backend) = super::job::load(&source, &args.overrides)?;
+    let (job, backend) = super::job::load(&source, &args.overrides, backends, &Hub::from_env())?;
     let options = ScoreOptions {
         temperature: job.spec.config.objective.temperature,
         entropy: true,

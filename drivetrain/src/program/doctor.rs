@@ -1,12 +1,12 @@
 //! `drivetrain doctor`.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
-use clap::Args;
-use drivetrain::{
+use crate::{
     core::{Result, engine::Backend},
     tables::table,
 };
+use clap::Args;
 use serde_json::{Value, json};
 
 #[derive(Debug, Args)]
@@ -16,9 +16,9 @@ pub(super) struct DoctorArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &DoctorArgs, backends: &[Arc<dyn Backend>]) -> Result<ExitCode> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let rate = |threads| drivetrain::kernels::measure_peak_flops(threads) / 1e9;
+    let rate = |threads| crate::kernels::measure_peak_flops(threads) / 1e9;
     let report = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "cores": cores,
@@ -26,7 +26,7 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         "gemm_gflops_all_cores": rate(cores),
         "libraries": libraries(),
         "environment": environment(),
-        "backends": drivetrain::backends()
+        "backends": backends
             .iter()
             .map(|b| json!({ "name": b.name(), "capability": b.capability() }))
             .collect::<Vec<_>>(),
@@ -41,10 +41,7 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         report["gemm_gflops_one_core"].as_f64().unwrap_or_default(),
         report["gemm_gflops_all_cores"].as_f64().unwrap_or_default(),
     );
-    let rows = drivetrain::backends()
-        .iter()
-        .map(|b| capability_row(&**b))
-        .collect();
+    let rows = backends.iter().map(|b| capability_row(&**b)).collect();
     println!(
         "{}",
         table(

@@ -2,11 +2,12 @@
 
 use std::{process::ExitCode, sync::Arc};
 
-use clap::Args;
-use drivetrain::{
-    core::{Error, ErrorKind, Result},
+use crate::{
+    core::{Error, ErrorKind, Result, engine::Backend},
+    data::Hub,
     run::{METRICS, MODEL, TrainOptions, train},
 };
+use clap::Args;
 
 use super::{job::JobArgs, progress::Progress};
 
@@ -22,8 +23,8 @@ pub(super) struct TrainArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &TrainArgs) -> Result<ExitCode> {
-    let (job, backend) = args.job.load(&[])?;
+pub(super) fn run(args: &TrainArgs, backends: &[Arc<dyn Backend>]) -> Result<ExitCode> {
+    let (job, backend) = args.job.load(&[], backends, &Hub::from_env())?;
     let options = Arc::new(TrainOptions {
         resume: args.resume,
         ..TrainOptions::default()

@@ -2,8 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::Args;
-use drivetrain::{
+use crate::{
     core::{
         DType, Error, ErrorKind, Result,
         checkpoint::{Checkpoint, CheckpointStore, Identity},
@@ -13,6 +12,7 @@ use drivetrain::{
     data::Hub,
     run::export_checkpoint,
 };
+use clap::Args;
 
 #[derive(Debug, Args)]
 pub(super) struct ExportArgs {

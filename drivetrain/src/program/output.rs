@@ -1,6 +1,6 @@
 //! What programs read: JSON on stdout.
 
-use drivetrain::core::{Error, ErrorKind, Result};
+use crate::core::{Error, ErrorKind, Result};
 use serde::Serialize;
 
 /// Prints a value as one line of JSON.

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-use drivetrain::core::{
+use crate::core::{
     Result,
     trainer::{Observer, StepRecord},
 };

@@ -1,12 +1,13 @@
 //! `drivetrain check`.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
-use clap::Args;
-use drivetrain::{
-    core::Result,
+use crate::{
+    core::{Result, engine::Backend},
+    data::Hub,
     tables::{mebibytes, table},
 };
+use clap::Args;
 
 use super::job::JobArgs;
 
@@ -19,8 +20,8 @@ pub(super) struct CheckArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &CheckArgs) -> Result<ExitCode> {
-    let (job, backend) = match args.job.load(&[]) {
+pub(super) fn run(args: &CheckArgs, backends: &[Arc<dyn Backend>]) -> Result<ExitCode> {
+    let (job, backend) = match args.job.load(&[], backends, &Hub::from_env().cached_only()) {
         Ok(loaded) => loaded,
         Err(error) if args.json && !error.diagnostics().is_empty() => {
             super::output::json(&serde_json::json!({ "diagnostics": error.diagnostics() }))?;

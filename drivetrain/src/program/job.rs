@@ -2,8 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use clap::Args;
-use drivetrain::{
+use crate::{
     core::{
         Result,
         config::{JobSource, LoadedJob, load_job},
@@ -11,6 +10,7 @@ use drivetrain::{
     },
     data::Hub,
 };
+use clap::Args;
 
 /// Arguments of every command that takes a job.
 #[derive(Debug, Args)]
@@ -24,9 +24,14 @@ pub(super) struct JobArgs {
 
 impl JobArgs {
     /// The checked job and its engine; `more` overrides come last.
-    pub(super) fn load(&self, more: &[String]) -> Result<(LoadedJob, Arc<dyn Backend>)> {
+    pub(super) fn load(
+        &self,
+        more: &[String],
+        backends: &[Arc<dyn Backend>],
+        hub: &Hub,
+    ) -> Result<(LoadedJob, Arc<dyn Backend>)> {
         let overrides: Vec<String> = self.overrides.iter().chain(more).cloned().collect();
-        load(&JobSource::read(&self.job)?, &overrides)
+        load(&JobSource::read(&self.job)?, &overrides, backends, hub)
     }
 }
 
@@ -34,10 +39,11 @@ impl JobArgs {
 pub(super) fn load(
     source: &JobSource,
     overrides: &[String],
+    backends: &[Arc<dyn Backend>],
+    hub: &Hub,
 ) -> Result<(LoadedJob, Arc<dyn Backend>)> {
-    let backends = drivetrain::backends();
     let borrowed: Vec<&dyn Backend> = backends.iter().map(|b| &**b).collect();
-    let job = load_job(source, overrides, &borrowed, &Hub::from_env())?;
+    let job = load_job(source, overrides, &borrowed, hub)?;
     for warning in &job.warnings {
         eprintln!("{warning}");
     }

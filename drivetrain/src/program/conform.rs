@@ -1,12 +1,13 @@
 //! `drivetrain conform`.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
-use clap::Args;
-use drivetrain::{
+use crate::{
     conformance::{Suite, SuiteArgs},
-    core::{Error, ErrorKind, Result},
+    core::{Error, ErrorKind, Result, engine::Backend},
+    find_backend,
 };
+use clap::Args;
 
 #[derive(Debug, Args)]
 pub(super) struct ConformArgs {
@@ -18,18 +19,18 @@ pub(super) struct ConformArgs {
     suite: Vec<String>,
 }
 
-pub(super) fn run(args: &ConformArgs) -> Result<ExitCode> {
-    let backends = if args.backends.is_empty() {
-        drivetrain::backends()
+pub(super) fn run(args: &ConformArgs, backends: &[Arc<dyn Backend>]) -> Result<ExitCode> {
+    let chosen = if args.backends.is_empty() {
+        backends.to_vec()
     } else {
         args.backends
             .iter()
-            .map(|n| drivetrain::backend(n))
+            .map(|n| find_backend(backends, n))
             .collect::<Result<_>>()?
     };
     let suite = SuiteArgs::parse(args.suite.iter().cloned())
         .map_err(|fault| Error::new(ErrorKind::Config, "conform", fault))?;
-    let outcome = Suite::new(backends).run(&suite)?;
+    let outcome = Suite::new(chosen).run(&suite)?;
     Ok(if outcome.passed() {
         ExitCode::SUCCESS
     } else {

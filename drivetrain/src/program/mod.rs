@@ -1,0 +1,83 @@
+//! The `drivetrain` program, over engines of your choice.
+//!
+//! Exit codes: 0 done, 2 config or arguments, 3 data or a file, 4 a fault at run time, 1 a defect of ours.
+
+mod check;
+mod compare;
+mod conform;
+mod doctor;
+mod export;
+mod job;
+mod output;
+mod progress;
+mod score;
+mod train;
+
+use std::{process::ExitCode, sync::Arc};
+
+use crate::core::{Result, engine::Backend};
+use clap::{Parser, Subcommand};
+
+/// The program's `main`: its commands know these engines and no others. Reads the process's arguments.
+pub fn main(backends: Vec<Arc<dyn Backend>>) -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version are asked for; everything else is a fault of the arguments.
+            let code = if error.use_stderr() { 2 } else { 0 };
+            return match error.print() {
+                Ok(()) => ExitCode::from(code),
+                Err(_) => ExitCode::from(4),
+            };
+        }
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .init();
+    match run(arguments, &backends) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.kind().exit_code())
+        }
+    }
+}
+
+/// Train language models under engines that are proven to agree.
+#[derive(Debug, Parser)]
+#[command(name = "drivetrain", version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train a job; writes metrics, checkpoints and the trained model
+    Train(train::TrainArgs),
+    /// Log-probs and entropies of given sequences under a model
+    Score(score::ScoreArgs),
+    /// Run one job under several engines: what each costs, and whether they agree
+    Compare(compare::CompareArgs),
+    /// Run the conformance suite on engines of this build
+    Conform(conform::ConformArgs),
+    /// Find every fault of a job without running it
+    Check(check::CheckArgs),
+    /// A checkpoint as a Hugging Face folder
+    Export(export::ExportArgs),
+    /// What this build and this machine have
+    Doctor(doctor::DoctorArgs),
+}
+
+fn run(arguments: Arguments, backends: &[Arc<dyn Backend>]) -> Result<ExitCode> {
+    match arguments.command {
+        Command::Train(args) => train::run(&args, backends),
+        Command::Score(args) => score::run(&args, backends),
+        Command::Compare(args) => compare::run(&args, backends),
+        Command::Conform(args) => conform::run(&args, backends),
+        Command::Check(args) => check::run(&args, backends),
+        Command::Export(args) => export::run(&args),
+        Command::Doctor(args) => doctor::run(&args, backends),
+    }
+}
