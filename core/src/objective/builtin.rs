@@ -2,7 +2,7 @@
 
 use enum_dispatch::enum_dispatch;
 
-use super::{Aggregation, Cispo, Clip, Dapo, Dpo, Grpo, Gspo, KlTerm, Nll, Ppo, Terms};
+use super::{Aggregation, Cispo, Clip, ClippedSurrogate, Dpo, Gspo, KlTerm, Nll, Terms};
 use crate::{
     Error, ErrorKind, Result,
     config::{KlEstimator, ObjectiveConfig, ObjectiveKind},
@@ -15,12 +15,8 @@ use crate::{
 pub enum BuiltinObjective {
     /// Negative log-likelihood.
     Nll,
-    /// PPO's clipped surrogate.
-    Ppo,
-    /// Group-relative policy optimization.
-    Grpo,
-    /// GRPO with decoupled clips and token mean.
-    Dapo,
+    /// PPO, GRPO and DAPO.
+    ClippedSurrogate,
     /// GRPO with sequence-level ratios.
     Gspo,
     /// Clipped importance weights.
@@ -40,29 +36,20 @@ pub fn from_config(config: &ObjectiveConfig) -> Result<BuiltinObjective> {
         low: config.clip_low.unwrap_or(default.low),
         high: config.clip_high.unwrap_or(default.high),
     };
+    let surrogate = |default: ClippedSurrogate| ClippedSurrogate {
+        clip: clip(default.clip),
+        dual_clip: config.dual_clip,
+        terms: terms(default.terms),
+        ..default
+    };
     Ok(match config.kind {
         ObjectiveKind::Nll => Nll {
             terms: terms(Nll::default().terms),
         }
         .into(),
-        ObjectiveKind::Ppo => Ppo {
-            clip: clip(Ppo::default().clip),
-            dual_clip: config.dual_clip,
-            terms: terms(Ppo::default().terms),
-        }
-        .into(),
-        ObjectiveKind::Grpo => Grpo {
-            clip: clip(Grpo::default().clip),
-            dual_clip: config.dual_clip,
-            terms: terms(Grpo::default().terms),
-        }
-        .into(),
-        ObjectiveKind::Dapo => Dapo {
-            clip: clip(Dapo::default().clip),
-            dual_clip: config.dual_clip,
-            terms: terms(Dapo::default().terms),
-        }
-        .into(),
+        ObjectiveKind::Ppo => surrogate(ClippedSurrogate::ppo()).into(),
+        ObjectiveKind::Grpo => surrogate(ClippedSurrogate::grpo()).into(),
+        ObjectiveKind::Dapo => surrogate(ClippedSurrogate::dapo()).into(),
         ObjectiveKind::Gspo => Gspo {
             clip: clip(Gspo::default().clip),
             terms: terms(Gspo::default().terms),
@@ -95,75 +82,80 @@ fn terms(config: &ObjectiveConfig, default: Terms) -> Terms {
     }
 }
 
-fn check_ranges(config: &ObjectiveConfig) -> Result<()> {
+/// A number of the config, and where it may lie.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    /// Under `objective`.
+    pub(crate) key: &'static str,
+    pub(crate) value: f64,
+    pub(crate) sound: bool,
+    /// Where it may lie, in words.
+    pub(crate) range: &'static str,
+}
+
+/// Every number that the config gives.
+pub(crate) fn settings(config: &ObjectiveConfig) -> impl Iterator<Item = Setting> {
     let above_0 = |x: f64| x > 0.0 && x.is_finite();
     let from_0 = |x: f64| x >= 0.0 && x.is_finite();
-    let settings = [
+    let to_1 = |x: f64| (0.0..=1.0).contains(&x);
+    type Check = fn(f64) -> bool;
+    // CISPO's lower bound may be 0, so any `low` does.
+    let (low, low_words): (Check, _) = match config.kind {
+        ObjectiveKind::Cispo => (from_0, "0 or above"),
+        _ => (to_1, "from 0 to 1"),
+    };
+    let table: [(_, _, Check, _); 9] = [
+        ("temperature", Some(config.temperature), above_0, "above 0"),
+        ("divisor", config.divisor, above_0, "above 0"),
+        ("clip_low", config.clip_low, low, low_words),
+        ("clip_high", config.clip_high, from_0, "0 or above"),
         (
-            "objective.temperature",
-            Some(config.temperature),
-            above_0(config.temperature),
-            "above 0",
-        ),
-        (
-            "objective.divisor",
-            config.divisor,
-            config.divisor.is_none_or(above_0),
-            "above 0",
-        ),
-        (
-            "objective.clip_low",
-            config.clip_low,
-            config.clip_low.is_none_or(from_0),
-            "0 or above",
-        ),
-        (
-            "objective.clip_high",
-            config.clip_high,
-            config.clip_high.is_none_or(from_0),
-            "0 or above",
-        ),
-        (
-            "objective.dual_clip",
+            "dual_clip",
             config.dual_clip,
-            config.dual_clip.is_none_or(|c| c > 1.0 && c.is_finite()),
-            "above 1",
+            |x| x > 1.0 && x.is_finite(),
+            "above 1, such as 3",
         ),
         (
-            "objective.kl_coefficient",
+            "kl_coefficient",
             Some(config.kl_coefficient),
-            from_0(config.kl_coefficient),
+            from_0,
             "0 or above",
         ),
         (
-            "objective.entropy_coefficient",
+            "entropy_coefficient",
             Some(config.entropy_coefficient),
-            config.entropy_coefficient.is_finite(),
-            "a finite number",
+            f64::is_finite,
+            "that is finite",
         ),
+        ("beta", config.beta, above_0, "above 0, such as 0.1"),
         (
-            "objective.beta",
-            config.beta,
-            config.beta.is_none_or(above_0),
-            "above 0",
-        ),
-        (
-            "objective.label_smoothing",
+            "label_smoothing",
             Some(config.label_smoothing),
-            (0.0..0.5).contains(&config.label_smoothing),
-            "from 0 up to 0.5",
+            |x| (0.0..0.5).contains(&x),
+            "in [0, 0.5)",
         ),
     ];
-    match settings.into_iter().find(|(_, _, sound, _)| !sound) {
+    table.into_iter().filter_map(|(key, value, sound, range)| {
+        value.map(|value| Setting {
+            key,
+            value,
+            sound: sound(value),
+            range,
+        })
+    })
+}
+
+fn check_ranges(config: &ObjectiveConfig) -> Result<()> {
+    match settings(config).find(|s| !s.sound) {
         None => Ok(()),
-        Some((key, found, _, expected)) => Err(Error::new(
+        Some(setting) => Err(Error::new(
             ErrorKind::Config,
             "build_objective",
             "a setting of the objective is out of range",
         )
-        .with("key", key)
-        .with("expected", expected)
-        .with("found", found.unwrap_or(f64::NAN))),
+        .with("key", format!("objective.{}", setting.key))
+        .with("expected", format!("a number {}", setting.range))
+        .with("found", setting.value)),
     }
 }
 
@@ -182,7 +174,7 @@ mod tests {
             temperature: 0.5,
             ..ObjectiveConfig::default()
         };
-        let BuiltinObjective::Dapo(dapo) = from_config(&config).unwrap() else {
+        let BuiltinObjective::ClippedSurrogate(dapo) = from_config(&config).unwrap() else {
             panic!("dapo was asked for");
         };
         assert_eq!(

@@ -2,7 +2,9 @@
 
 use super::{
     ADVANTAGES, Aggregation, Clip, Evaluation, OLD_LOG_PROBS, Objective, ObjectiveValue,
-    Requirements, Terms, TokenOutputs, group::prepare_advantages, ratio::RatioStatistics,
+    Requirements, Terms, TokenOutputs,
+    group::prepare_advantages,
+    ratio::{RatioInputs, RatioStatistics},
 };
 use crate::{
     Result,
@@ -12,7 +14,7 @@ use crate::{
 /// `- sum_t w_t stop_gradient(clip(r_t)) A_t log_prob_t` (MiniMax 2025, equations 4 and 5): the ratio is a
 /// weight, clipped but never differentiated, so that no token loses its gradient.
 ///
-/// Columns as for [`super::Grpo`].
+/// Columns as for GRPO ([`super::ClippedSurrogate::grpo`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cispo {
     /// Bounds of the weight. By default `[0, 5]`: the paper sets no lower bound and tunes the upper one.
@@ -53,22 +55,20 @@ impl Objective for Cispo {
         totals: &BatchTotals,
     ) -> Result<ObjectiveValue> {
         let mut evaluation = Evaluation::new(self.name(), microbatch, outputs);
-        let log_probs = evaluation.log_probs()?;
-        let old_log_probs = evaluation.scored.column(OLD_LOG_PROBS)?;
-        let advantages = evaluation.scored.column(ADVANTAGES)?;
-        let weights = self.terms.aggregation.weights(&evaluation.scored, totals)?;
+        let inputs = RatioInputs::read(&evaluation, &self.terms, totals)?;
         let mut statistics = RatioStatistics::default();
         for slot in evaluation.scored.slots() {
-            let log_ratio = log_probs[slot] - old_log_probs[slot];
+            let log_ratio = inputs.log_ratio(slot);
             let ratio = log_ratio.exp();
             let importance = self.clip.apply(ratio);
-            let derivative = -weights[slot] * importance * advantages[slot];
-            evaluation.add_loss(slot, derivative * log_probs[slot])?;
+            let derivative = -inputs.weights[slot] * importance * inputs.advantages[slot];
+            evaluation.add_loss(slot, derivative * inputs.log_probs[slot])?;
             evaluation.add_d_log_prob(slot, derivative)?;
             statistics.add(log_ratio, importance != ratio);
         }
         statistics.record(&mut evaluation);
-        self.terms.add(&mut evaluation, &weights, &log_probs)?;
+        self.terms
+            .add(&mut evaluation, &inputs.weights, &inputs.log_probs)?;
         Ok(evaluation.finish())
     }
 }

@@ -2,7 +2,9 @@
 
 use super::{
     ADVANTAGES, Aggregation, Clip, Evaluation, OLD_LOG_PROBS, Objective, ObjectiveValue,
-    Requirements, Terms, TokenOutputs, group::prepare_advantages, ratio::RatioStatistics,
+    Requirements, Terms, TokenOutputs,
+    group::prepare_advantages,
+    ratio::{RatioInputs, RatioStatistics},
     scored::ScoredSequence,
 };
 use crate::{
@@ -15,7 +17,7 @@ use crate::{
 /// through the ratio to every scored token alike: `d s / d log_prob_t = s / n`.
 ///
 /// The aggregation weighs a sequence with the sum of its tokens' weights: `SequenceMean`, the paper's, is the
-/// plain mean over sequences. Columns as for [`super::Grpo`], the advantage being one number a sequence.
+/// plain mean over sequences. Columns as for GRPO ([`super::ClippedSurrogate::grpo`]), the advantage being one number a sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gspo {
     /// Bounds of the sequence's ratio; 3e-4 down and 4e-4 up by default (section 5.1 of the paper).
@@ -56,19 +58,16 @@ impl Objective for Gspo {
         totals: &BatchTotals,
     ) -> Result<ObjectiveValue> {
         let mut evaluation = Evaluation::new(self.name(), microbatch, outputs);
-        let log_probs = evaluation.log_probs()?;
-        let old_log_probs = evaluation.scored.column(OLD_LOG_PROBS)?;
-        let advantages = evaluation.scored.column(ADVANTAGES)?;
-        let weights = self.terms.aggregation.weights(&evaluation.scored, totals)?;
+        let inputs = RatioInputs::read(&evaluation, &self.terms, totals)?;
         let mut statistics = RatioStatistics::default();
         for sequence in evaluation.scored.sequences().to_vec() {
             let slots = &sequence.slots;
             let num_scored = slots.len() as f64;
-            let advantage = one_advantage(&evaluation, &sequence, &advantages)?;
-            let sum: f64 = slots.iter().map(|&t| log_probs[t] - old_log_probs[t]).sum();
+            let advantage = one_advantage(&evaluation, &sequence, &inputs.advantages)?;
+            let sum: f64 = slots.iter().map(|&t| inputs.log_ratio(t)).sum();
             let log_ratio = sum / num_scored;
             let surrogate = self.clip.surrogate(log_ratio, advantage, None);
-            let weight: f64 = slots.iter().map(|&t| weights[t]).sum();
+            let weight: f64 = slots.iter().map(|&t| inputs.weights[t]).sum();
             evaluation.add_loss(slots[0], weight * surrogate.loss)?;
             for &slot in slots {
                 evaluation.add_d_log_prob(slot, weight * surrogate.d_log_ratio / num_scored)?;
@@ -76,7 +75,8 @@ impl Objective for Gspo {
             statistics.add(log_ratio, surrogate.clipped);
         }
         statistics.record(&mut evaluation);
-        self.terms.add(&mut evaluation, &weights, &log_probs)?;
+        self.terms
+            .add(&mut evaluation, &inputs.weights, &inputs.log_probs)?;
         Ok(evaluation.finish())
     }
 }

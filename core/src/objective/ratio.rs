@@ -1,6 +1,6 @@
 //! Importance ratios between the policy and the one that made the rollouts, and their clipping.
 
-use super::{ADVANTAGES, Evaluation, OLD_LOG_PROBS, ObjectiveValue, Terms};
+use super::{ADVANTAGES, Evaluation, OLD_LOG_PROBS, Terms};
 use crate::{Result, batch::BatchTotals};
 
 /// How far a ratio may leave 1: `[1 - low, 1 + high]`.
@@ -60,29 +60,33 @@ pub(super) struct Surrogate {
     pub(super) clipped: bool,
 }
 
-/// PPO's surrogate token by token, with the added terms: the whole evaluation of PPO, GRPO and DAPO.
-pub(super) fn clipped_token_loss(
-    mut evaluation: Evaluation<'_>,
-    clip: Clip,
-    dual_clip: Option<f64>,
-    terms: &Terms,
-    totals: &BatchTotals,
-) -> Result<ObjectiveValue> {
-    let log_probs = evaluation.log_probs()?;
-    let old_log_probs = evaluation.scored.column(OLD_LOG_PROBS)?;
-    let advantages = evaluation.scored.column(ADVANTAGES)?;
-    let weights = terms.aggregation.weights(&evaluation.scored, totals)?;
-    let mut statistics = RatioStatistics::default();
-    for slot in evaluation.scored.slots() {
-        let log_ratio = log_probs[slot] - old_log_probs[slot];
-        let surrogate = clip.surrogate(log_ratio, advantages[slot], dual_clip);
-        evaluation.add_loss(slot, weights[slot] * surrogate.loss)?;
-        evaluation.add_d_log_prob(slot, weights[slot] * surrogate.d_log_ratio)?;
-        statistics.add(log_ratio, surrogate.clipped);
+/// What the objectives with importance ratios read of a micro-batch, by token.
+#[derive(Debug)]
+pub(super) struct RatioInputs {
+    pub(super) log_probs: Vec<f64>,
+    pub(super) old_log_probs: Vec<f64>,
+    pub(super) advantages: Vec<f64>,
+    /// Of the aggregation.
+    pub(super) weights: Vec<f64>,
+}
+
+impl RatioInputs {
+    pub(super) fn read(
+        evaluation: &Evaluation<'_>,
+        terms: &Terms,
+        totals: &BatchTotals,
+    ) -> Result<Self> {
+        Ok(Self {
+            log_probs: evaluation.log_probs()?,
+            old_log_probs: evaluation.scored.column(OLD_LOG_PROBS)?,
+            advantages: evaluation.scored.column(ADVANTAGES)?,
+            weights: terms.aggregation.weights(&evaluation.scored, totals)?,
+        })
     }
-    statistics.record(&mut evaluation);
-    terms.add(&mut evaluation, &weights, &log_probs)?;
-    Ok(evaluation.finish())
+
+    pub(super) fn log_ratio(&self, slot: usize) -> f64 {
+        self.log_probs[slot] - self.old_log_probs[slot]
+    }
 }
 
 /// What the ratios of a micro-batch looked like.

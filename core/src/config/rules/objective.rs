@@ -5,6 +5,7 @@ use crate::config::{
     LossAggregation, ObjectiveConfig,
     ObjectiveKind::{self, Cispo, Dapo, Dpo, Grpo, Gspo, Nll, Ppo},
 };
+use crate::objective::{Setting, settings};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -145,48 +146,15 @@ fn unused(facts: &Facts<'_>, faults: &mut Faults) {
     }
 }
 
+/// Temperature and divisor have rules of their own.
 fn ranges(facts: &Facts<'_>, faults: &mut Faults) {
-    let o = &facts.config.objective;
-    let clip_low_max = if o.kind == Cispo { f64::INFINITY } else { 1.0 };
-    let checks = [
-        ("clip_low", o.clip_low, 0.0..=clip_low_max, "from 0 to 1"),
-        ("clip_high", o.clip_high, 0.0..=f64::MAX, "0 or above"),
-        (
-            "dual_clip",
-            o.dual_clip,
-            1.0f64.next_up()..=f64::MAX,
-            "above 1, such as 3",
-        ),
-        (
-            "kl_coefficient",
-            Some(o.kl_coefficient),
-            0.0..=f64::MAX,
-            "0 or above",
-        ),
-        (
-            "beta",
-            o.beta,
-            f64::MIN_POSITIVE..=f64::MAX,
-            "above 0, such as 0.1",
-        ),
-        (
-            "label_smoothing",
-            Some(o.label_smoothing),
-            0.0..=0.5f64.next_down(),
-            "in [0, 0.5)",
-        ),
-    ];
-    for (key, value, range, words) in checks {
-        if let Some(value) = value
-            && !range.contains(&value)
-        {
-            let found = format!("{key} is {value}");
-            faults.error(
-                &format!("objective.{key}"),
-                found,
-                format!("give a number {words}"),
-            );
-        }
+    let of_this_rule = |s: &Setting| !s.sound && !["temperature", "divisor"].contains(&s.key);
+    for setting in settings(&facts.config.objective).filter(of_this_rule) {
+        faults.error(
+            &format!("objective.{}", setting.key),
+            format!("{} is {}", setting.key, setting.value),
+            format!("give a number {}", setting.range),
+        );
     }
 }
 

@@ -75,7 +75,7 @@ fn a_loss_that_overflows_is_an_error() {
     let (mut case, slot) = scored_case();
     case.edit(OLD_LOG_PROBS, |old| old[slot] = -1e4);
     case.edit(ADVANTAGES, |advantages| advantages.fill(-1.0));
-    let error = case.evaluate(&Ppo::default()).unwrap_err();
+    let error = case.evaluate(&ClippedSurrogate::ppo()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NonFinite);
     assert_eq!(error.context("column"), Some("the loss"));
 }

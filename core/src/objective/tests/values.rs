@@ -80,7 +80,7 @@ fn ppo() {
     // The second token is clipped at 1.2, the third at 0.8.
     let loss = (-1.1 - 1.2 + 0.8) / 3.0;
     let value = check(
-        Ppo::default(),
+        ClippedSurrogate::ppo(),
         &example(advantages()),
         loss,
         [-1.1 / 3.0, 0.0, 0.0],
@@ -93,9 +93,9 @@ fn ppo() {
 
 #[test]
 fn ppo_with_dual_clip() {
-    let ppo = Ppo {
+    let ppo = ClippedSurrogate {
         dual_clip: Some(1.5),
-        ..Ppo::default()
+        ..ClippedSurrogate::ppo()
     };
     let column = Column::per_sequence(ColumnData::F64(vec![-1.0, -1.0]));
     // The second token's ratio of 2 costs 1.5 at most.
@@ -115,7 +115,7 @@ fn grpo_from_rewards() {
     let a = 1.0 / (2.0_f64.sqrt() + 1e-6);
     let loss = a * ((-1.1 - 1.2) / 2.0 + 0.8) / 2.0;
     check(
-        Grpo::default(),
+        ClippedSurrogate::grpo(),
         &example((REWARDS, rewards)),
         loss,
         [-1.1 * a / 4.0, 0.0, 0.0],
@@ -126,7 +126,7 @@ fn grpo_from_rewards() {
 fn dapo() {
     let loss = (-1.1 - 1.28 + 0.8) / 3.0;
     check(
-        Dapo::default(),
+        ClippedSurrogate::dapo(),
         &example(advantages()),
         loss,
         [-1.1 / 3.0, 0.0, 0.0],
