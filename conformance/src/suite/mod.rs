@@ -19,7 +19,7 @@ use libtest_mimic::{Failed, Trial};
 
 pub use args::SuiteArgs;
 pub use case::{Case, Claims, Needs};
-pub use faulty::FaultyCommunicator;
+pub use faulty::Fault;
 pub use findings::{CaseReport, Findings};
 pub use layout::Layout;
 pub use subject::{Rank, Settings, Subject};

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use drivetrain_core::{
     DType, Result,
     batch::Batch,
+    communicator::Intercepted,
     config::{JobConfig, JobSpec},
     engine::{Backend, Guarded, WeightInit, build_engine},
     launch::run_ranks,
@@ -13,7 +14,7 @@ use drivetrain_core::{
 };
 use serde_json::json;
 
-use super::faulty::FaultyCommunicator;
+use super::faulty::Fault;
 
 /// How long ranks may wait for each other in a case.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -55,7 +56,7 @@ pub struct Rank {
     /// Of how many.
     pub data_size: usize,
     /// All ranks, as the engine sees them; not armed.
-    pub fault: FaultyCommunicator,
+    pub fault: Arc<Fault>,
 }
 
 impl Rank {
@@ -150,11 +151,12 @@ impl Subject {
     ) -> Result<Vec<T>> {
         let mesh = job.mesh()?;
         run_ranks(mesh.world_size(), TIMEOUT, |world| {
-            let fault = FaultyCommunicator::new(world.clone());
+            let fault = Arc::new(Fault::new(world.clone()));
+            let intercepted = Intercepted::new(world.clone(), fault.clone());
             let mut rank = Rank {
                 data_index: mesh.data_index(world.rank()),
                 data_size: mesh.data_size(),
-                engine: build_engine(&*self.backend, job, Arc::new(fault.clone()), init())?.0,
+                engine: build_engine(&*self.backend, job, Arc::new(intercepted), init())?.0,
                 fault,
             };
             body(&mut rank)

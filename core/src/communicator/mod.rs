@@ -5,12 +5,14 @@
 //! every member gets the same bits.
 
 mod agree;
+mod intercepted;
 mod local;
 mod recording;
 mod work;
 
+pub use intercepted::{Intercept, Intercepted};
 pub use local::{LocalCommunicator, LocalOptions};
-pub use recording::{CollectiveStats, RecordingCommunicator};
+pub use recording::{CollectiveStats, Recorder};
 pub use work::Work;
 
 use std::{fmt, sync::Arc, time::Duration};
