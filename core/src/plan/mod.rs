@@ -16,7 +16,7 @@ use crate::{
     model::{ModelSpec, ParameterSpec},
 };
 
-/// A job resolved for one backend. Engines execute it; the planner predicts from it; people read it.
+/// A job resolved for one backend: what an engine is built from, and what people read before it runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainPlan {
     /// The backend that made it.

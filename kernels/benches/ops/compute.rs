@@ -2,9 +2,6 @@
 
 use drivetrain_kernels::ops::attention::{self, AttentionDims, Gradients, Inputs, Saved};
 use drivetrain_kernels::ops::linear::{self, LinearDims};
-use drivetrain_kernels::ops::linear_cross_entropy::{
-    self, HeadGradients, HeadInputs, HeadOutputs, LinearCrossEntropyDims,
-};
 use drivetrain_kernels::{Rows, RowsMut};
 
 use crate::report::{Report, Work};
@@ -16,6 +13,7 @@ pub(crate) fn linear(report: &mut Report<'_>) {
         ("out", D, D),
         ("gate_up", D, 2 * F),
         ("down", F, D),
+        ("head", D, V),
     ] {
         let dims = LinearDims::new(T, inputs, outputs);
         let (x, w, dy) = (
@@ -91,58 +89,4 @@ pub(crate) fn attention(report: &mut Report<'_>) {
             },
         );
     }
-}
-
-pub(crate) fn head(report: &mut Report<'_>) {
-    let dims = LinearCrossEntropyDims {
-        rows: T,
-        width: D,
-        vocab: V,
-        temperature: 1.0,
-    };
-    let (hidden, head) = (values(T * D), values(V * D));
-    let targets: Vec<u32> = (0..T as u32).map(|t| t * 37 % V as u32).collect();
-    let d_log_prob = vec![-1.0 / T as f32; T];
-    let (mut log_prob, mut lse) = (vec![0.0; T], vec![0.0; T]);
-    let (mut dhidden, mut dhead) = (vec![0.0; T * D], vec![0.0; V * D]);
-    let mut scratch = vec![0.0; dims.scratch_len(16 << 20)];
-    let inputs = HeadInputs {
-        hidden: &hidden,
-        head: &head,
-        targets: &targets,
-    };
-    let flops = 2.0 * (T * D * V) as f64;
-    report.run("linear_cross_entropy/forward", Work::Flops(flops), |cpu| {
-        let outputs = HeadOutputs {
-            log_prob: &mut log_prob,
-            entropy: None,
-            lse: &mut lse,
-        };
-        linear_cross_entropy::forward(cpu, &dims, inputs, outputs, &mut scratch);
-    });
-    report.run(
-        "linear_cross_entropy/one_pass",
-        Work::Flops(3.0 * flops),
-        |cpu| {
-            let outputs = HeadOutputs {
-                log_prob: &mut log_prob,
-                entropy: None,
-                lse: &mut lse,
-            };
-            let gradients = HeadGradients {
-                dhidden: &mut dhidden,
-                dhead: &mut dhead,
-                accumulate_dhead: true,
-            };
-            linear_cross_entropy::forward_backward(
-                cpu,
-                &dims,
-                inputs,
-                &d_log_prob,
-                outputs,
-                gradients,
-                &mut scratch,
-            );
-        },
-    );
 }

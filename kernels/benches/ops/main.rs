@@ -38,7 +38,6 @@ fn all(criterion: &mut Criterion) {
     let mut report = Report::new(cpu, criterion);
     compute::linear(&mut report);
     compute::attention(&mut report);
-    compute::head(&mut report);
     memory::rows(&mut report);
     memory::cross_entropy(&mut report);
     memory::flat(&mut report);

@@ -7,7 +7,6 @@ pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
 pub mod linear;
-pub mod linear_cross_entropy;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;
