@@ -11,10 +11,9 @@ use drivetrain_core::{
         Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
         WeightInit, Weights,
     },
-    init::SeededWeights,
     objective::{Objective, ObjectiveValue, TokenOutputs},
     plan::TrainPlan,
-    weights::{WeightSink, WeightSource},
+    weights::{SeededWeights, WeightSink, WeightSource},
 };
 use tch::Tensor;
 

@@ -5,9 +5,9 @@ use std::ops::Range;
 use drivetrain_core::{
     Result,
     config::JobSpec,
-    mesh::{DeviceMesh, MeshAxis, Placement},
+    mesh::{DeviceMesh, MeshAxis},
     model::{MlpSpec, ModelSpec, ParameterKind, ParameterSpec},
-    plan::{PipelineSchedule, PlannedCollective, PlannedOp, PlannedParameter, Sizes, TrainPlan},
+    plan::{PipelineSchedule, PlannedCollective, PlannedOp, Sizes, TrainPlan},
 };
 
 use crate::options::Options;
@@ -17,21 +17,13 @@ pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
     let (mesh, model, config) = (job.mesh()?, &job.model, &job.config);
     let options = Options::read(config, backend).unwrap_or_default();
     let sizes = Sizes::of(job)?;
-    let parameters = model
-        .parameters()
-        .into_iter()
-        .map(|spec| PlannedParameter {
-            spec,
-            placements: vec![(MeshAxis::DataShard, Placement::Shard { dim: 0 })],
-        })
-        .collect();
     Ok(TrainPlan {
         backend: backend.to_owned(),
         collectives: collectives(model, &mesh, options, sizes.num_microbatches),
         mesh,
         model: model.clone(),
         config: config.clone(),
-        parameters,
+        parameters: model.parameters(),
         stages: vec![Range {
             start: 0,
             end: model.num_layers(),

@@ -11,11 +11,10 @@ use drivetrain_core::{
         Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
         WeightInit, Weights,
     },
-    init::SeededWeights,
     objective::{Objective, TokenOutputs},
     optim,
     plan::{PipelineAction, PipelineSchedule, TrainPlan},
-    weights::{WeightSink, WeightSource},
+    weights::{SeededWeights, WeightSink, WeightSource},
 };
 use drivetrain_kernels::Cpu;
 

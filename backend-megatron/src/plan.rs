@@ -1,10 +1,10 @@
-//! The plan: placements, operations and collectives, from the same modules and shares that the engine runs.
+//! The plan: operations and collectives, from the same modules and shares that the engine runs.
 
 use drivetrain_core::{
     Result,
     config::JobSpec,
-    mesh::{MeshAxis, Placement},
-    plan::{PipelineSchedule, PlannedCollective, PlannedOp, PlannedParameter, Sizes, TrainPlan},
+    mesh::MeshAxis,
+    plan::{PipelineSchedule, PlannedCollective, PlannedOp, Sizes, TrainPlan},
 };
 
 use crate::model::Model;
@@ -16,19 +16,11 @@ use crate::model::Model;
 pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
     let model = Model::new(&job.model, job.config.logits_budget_bytes)?;
     let mesh = job.mesh()?;
-    let parameters = model
-        .layout
-        .parameters()
-        .iter()
-        .map(|spec| PlannedParameter {
-            spec: spec.clone(),
-            placements: vec![(MeshAxis::DataShard, Placement::Replicate)],
-        });
     let sizes = Sizes::of(job)?;
     Ok(TrainPlan {
         backend: backend.to_owned(),
         mesh,
-        parameters: parameters.collect(),
+        parameters: job.model.parameters(),
         stages: std::iter::once(0..job.model.num_layers()).collect(),
         schedule: vec![PipelineSchedule::sequential(sizes.num_microbatches)],
         ops: ops(&model, sizes.tokens),

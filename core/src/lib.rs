@@ -15,7 +15,6 @@ pub mod engine;
 mod error;
 pub mod files;
 pub mod hf;
-pub mod init;
 pub mod launch;
 pub mod manual;
 pub mod mesh;

@@ -1,4 +1,4 @@
-//! How ranks are arranged, and where each parameter's parts lie.
+//! How ranks are arranged.
 
 use serde::{Deserialize, Serialize};
 
@@ -40,21 +40,6 @@ impl MeshAxis {
             Self::ExpertTensor => "expert_tensor",
         }
     }
-}
-
-/// How one axis holds a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Placement {
-    /// Every rank has all of it.
-    Replicate,
-    /// Each rank has a part of this dim.
-    Shard {
-        /// The dim that is split.
-        dim: usize,
-    },
-    /// Each rank has a term of the sum.
-    Partial,
 }
 
 /// Sizes of the axes. Two views of the same ranks: the dense one (pipeline, data_replicate, data_shard,

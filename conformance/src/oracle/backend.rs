@@ -7,9 +7,9 @@ use drivetrain_core::{
     communicator::Communicator,
     config::JobSpec,
     engine::{Backend, Capability, DataParallel, Engine, WeightInit},
-    init::SeededWeights,
     model::{Family, ParameterSpec},
     plan::TrainPlan,
+    weights::SeededWeights,
 };
 
 use super::{defect::Defect, engine::ReferenceEngine, matrix::Matrix, model::Parameters, weights};
@@ -80,13 +80,11 @@ impl Backend for ReferenceBackend {
         world: Arc<dyn Communicator>,
         init: WeightInit<'_>,
     ) -> Result<Box<dyn Engine>> {
-        let specs: Vec<_> = plan.parameters.iter().map(|p| p.spec.clone()).collect();
+        let specs = &plan.parameters;
         let policy = match init {
-            WeightInit::Source(source) => weights::read(&specs, source)?,
-            WeightInit::Seed(seed) => {
-                weights::read(&specs, &SeededWeights::new(&plan.model, seed))?
-            }
-            WeightInit::Deferred => zeros(&specs),
+            WeightInit::Source(source) => weights::read(specs, source)?,
+            WeightInit::Seed(seed) => weights::read(specs, &SeededWeights::new(&plan.model, seed))?,
+            WeightInit::Deferred => zeros(specs),
         };
         Ok(Box::new(ReferenceEngine::new(
             plan.clone(),

@@ -16,8 +16,7 @@ pub(super) fn save(
     mut writer: Box<dyn StateWriter>,
 ) -> Result<SaveHandle> {
     if engine.world.rank() == 0 {
-        for planned in &engine.plan.parameters {
-            let spec = &planned.spec;
+        for spec in &engine.plan.parameters {
             for (slot, values) in [
                 (StateSlot::Weight, &*engine.policy[&spec.name]),
                 (StateSlot::ExpAvg, &engine.optimizer.exp_avg[&spec.name]),
@@ -44,8 +43,7 @@ pub(super) fn save(
 
 pub(super) fn load(engine: &mut ReferenceEngine, reader: &dyn StateReader) -> Result<()> {
     let step = read_step(reader)?;
-    let specs = engine.plan.parameters.iter().map(|p| p.spec.clone());
-    for spec in specs.collect::<Vec<_>>() {
+    for spec in engine.plan.parameters.clone() {
         let read = |slot| {
             let whole = 0..spec.num_elements();
             let values = reader.read_f64(&spec.name, slot, std::slice::from_ref(&whole))?;

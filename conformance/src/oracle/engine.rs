@@ -201,8 +201,7 @@ impl ReferenceEngine {
         learning_rate: f64,
     ) {
         let optimizer = self.plan.config.optimizer;
-        for planned in &self.plan.parameters {
-            let spec = &planned.spec;
+        for spec in &self.plan.parameters {
             let gradient = &gradients[&spec.name];
             let mut own = scale;
             if self.defect == Some(Defect::ClippedPerTensor) {

@@ -4,8 +4,8 @@ use drivetrain_core::{
     Result,
     config::JobSpec,
     mesh::MeshAxis,
-    model::{MlpSpec, ModelSpec},
-    plan::{PipelineSchedule, PlannedCollective, PlannedOp, PlannedParameter, TrainPlan},
+    model::{MlpSpec, ModelSpec, ParameterSpec},
+    plan::{PipelineSchedule, PlannedCollective, PlannedOp, TrainPlan},
 };
 
 use super::backend::NAME;
@@ -15,20 +15,12 @@ const REFERENCE_TOKENS: usize = 1024;
 
 pub(super) fn plan(job: &JobSpec) -> Result<TrainPlan> {
     let mesh = job.mesh()?;
-    let parameters: Vec<_> = job
-        .model
-        .parameters()
-        .into_iter()
-        .map(|spec| PlannedParameter {
-            spec,
-            placements: Vec::new(),
-        })
-        .collect();
+    let parameters = job.model.parameters();
     let collectives = if mesh.data_size() > 1 {
-        let reduce = |p: &PlannedParameter| PlannedCollective {
+        let reduce = |p: &ParameterSpec| PlannedCollective {
             operation: "all_reduce".to_owned(),
             axis: MeshAxis::DataShard,
-            bytes: 8 * p.spec.num_elements() as u64,
+            bytes: 8 * p.num_elements() as u64,
             count: 1,
             overlaps: None,
         };

@@ -70,8 +70,7 @@ pub(super) fn export_gradients(engine: &ReferenceEngine, sink: &mut dyn WeightSi
 }
 
 fn specs(engine: &ReferenceEngine) -> Vec<ParameterSpec> {
-    let planned = engine.plan.parameters.iter();
-    planned.map(|p| p.spec.clone()).collect()
+    engine.plan.parameters.clone()
 }
 
 /// Sends every tensor as f64, whatever the job's dtypes say.

@@ -76,7 +76,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
 /// Where an engine's first weights come from.
 #[derive(Debug)]
 pub enum WeightInit<'a> {
-    /// Drawn by [`crate::init::SeededWeights`] from this seed: the same on any mesh.
+    /// Drawn by [`crate::weights::SeededWeights`] from this seed: the same on any mesh.
     Seed(u64),
     /// Read, by Hugging Face names.
     Source(&'a dyn WeightSource),

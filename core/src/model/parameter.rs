@@ -1,12 +1,9 @@
-//! Every parameter of a model: canonical (Hugging Face) name, shape, and how each mesh axis splits it.
+//! Every parameter of a model: canonical (Hugging Face) name, shape, and what it does.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Family, MlpSpec, ModelSpec};
-use crate::{
-    DType,
-    mesh::{MeshAxis, Placement},
-};
+use crate::DType;
 
 /// What a parameter does, which decides how axes split it and how it starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,27 +48,6 @@ impl ParameterSpec {
     /// Number of elements.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()
-    }
-
-    /// How the tensor-parallel axes split it; every other axis is its own affair (data-parallel sharding is an
-    /// engine's choice, a pipeline stage holds whole layers, an expert-parallel rank whole experts).
-    pub fn placement(&self, axis: MeshAxis) -> Placement {
-        let tensor = match (axis, self.expert) {
-            (MeshAxis::Tensor, None) | (MeshAxis::ExpertTensor, Some(_)) => true,
-            _ => return Placement::Replicate,
-        };
-        match self.kind {
-            ParameterKind::Embedding
-            | ParameterKind::Head
-            | ParameterKind::ColumnLinear
-            | ParameterKind::ColumnBias
-                if tensor =>
-            {
-                Placement::Shard { dim: 0 }
-            }
-            ParameterKind::RowLinear if tensor => Placement::Shard { dim: 1 },
-            _ => Placement::Replicate,
-        }
     }
 }
 

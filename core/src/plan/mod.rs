@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     config::JobConfig,
-    mesh::{DeviceMesh, MeshAxis, Placement},
+    mesh::{DeviceMesh, MeshAxis},
     model::{ModelSpec, ParameterSpec},
 };
 
@@ -27,8 +27,8 @@ pub struct TrainPlan {
     pub model: ModelSpec,
     /// The job's settings that an engine reads (precision, optimizer, schedule, recompute, budgets, options).
     pub config: JobConfig,
-    /// Every parameter and how each axis holds it.
-    pub parameters: Vec<PlannedParameter>,
+    /// Every parameter, in `ModelSpec::parameters`' order.
+    pub parameters: Vec<ParameterSpec>,
     /// Layers of each model chunk: stage `i % pipeline`, chunk `i / pipeline`.
     pub stages: Vec<std::ops::Range<usize>>,
     /// What a rank does with its micro-batches, by stage.
@@ -39,15 +39,6 @@ pub struct TrainPlan {
     pub collectives: Vec<PlannedCollective>,
     /// Tokens that `ops` was counted for.
     pub reference_tokens: usize,
-}
-
-/// A parameter and its placement.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PlannedParameter {
-    /// The parameter.
-    pub spec: ParameterSpec,
-    /// How each axis holds it between steps; an axis that is not named replicates it.
-    pub placements: Vec<(MeshAxis, Placement)>,
 }
 
 /// One operation of a micro-batch.

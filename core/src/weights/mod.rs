@@ -2,10 +2,12 @@
 
 mod discard;
 mod memory;
+mod seeded;
 mod stream;
 
 pub use discard::DiscardingSink;
 pub use memory::MemoryWeights;
+pub use seeded::SeededWeights;
 pub(crate) use stream::overflow;
 pub use stream::{Masters, Streamer};
 

@@ -15,12 +15,11 @@ use drivetrain_core::{
     config::{JobSpec, LoadedJob},
     engine::{Backend, Engine, WeightInit, Weights, build_engine},
     hf::{HfFolder, HfWriter, HfWriterOptions},
-    init::SeededWeights,
     launch::run_ranks,
     metrics::{JsonRecord, JsonlWriter},
     objective::{self, Objective},
     trainer::{Observer, Outcome, REFERENCE, StepRecord, Trainer},
-    weights::{DiscardingSink, WeightSource},
+    weights::{DiscardingSink, SeededWeights, WeightSource},
 };
 use drivetrain_data::{Dataset, DatasetOptions};
 

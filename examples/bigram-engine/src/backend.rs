@@ -7,9 +7,9 @@ use drivetrain_core::{
     communicator::Communicator,
     config::JobSpec,
     engine::{Backend, Capability, Engine, WeightInit},
-    init::SeededWeights,
     model::Family,
-    plan::{PipelineSchedule, PlannedOp, PlannedParameter, TrainPlan},
+    plan::{PipelineSchedule, PlannedOp, TrainPlan},
+    weights::SeededWeights,
 };
 
 use crate::{engine::BigramEngine, model::Bigram};
@@ -52,16 +52,12 @@ impl Backend for BigramBackend {
 
     fn plan(&self, job: &JobSpec) -> Result<TrainPlan> {
         let (model, tokens) = (&job.model, REFERENCE_TOKENS);
-        let on_every_rank = |spec| PlannedParameter {
-            spec,
-            placements: Vec::new(),
-        };
         Ok(TrainPlan {
             backend: self.name().to_owned(),
             mesh: job.mesh()?,
             model: model.clone(),
             config: job.config.clone(),
-            parameters: model.parameters().into_iter().map(on_every_rank).collect(),
+            parameters: model.parameters(),
             stages: std::iter::once(0..0).collect(),
             schedule: vec![PipelineSchedule::sequential(1)],
             ops: vec![PlannedOp {

@@ -14,7 +14,7 @@ use drivetrain_core::{
     model::ParameterSpec,
     objective::{Objective, TokenOutputs},
     optim::{self, AdamwStep, LearningRate, adamw_reference},
-    plan::{PlannedParameter, TrainPlan},
+    plan::TrainPlan,
     weights::{Streamer, WeightSink, WeightSource},
 };
 
@@ -80,8 +80,7 @@ impl BigramEngine {
 
     fn update(&mut self, gradients: &Tensors, scale: f64, learning_rate: f64) {
         let optimizer = self.plan.config.optimizer;
-        for planned in &self.plan.parameters {
-            let spec = &planned.spec;
+        for spec in &self.plan.parameters {
             let step = AdamwStep::new(&optimizer, spec, self.step, learning_rate, scale);
             let gradient = wide(&gradients[&spec.name]);
             let state = [&mut self.model, &mut self.exp_avg, &mut self.exp_avg_sq];
@@ -95,14 +94,14 @@ impl BigramEngine {
     }
 
     fn export(&self, tensors: &Tensors, sink: &mut dyn WeightSink) -> Result<()> {
-        let spec = |p: &PlannedParameter| ParameterSpec {
+        let spec = |spec: &ParameterSpec| ParameterSpec {
             dtype: DType::F32,
-            ..p.spec.clone()
+            ..spec.clone()
         };
         let specs = self.plan.parameters.iter().map(spec).collect();
         let mut stream = Streamer::begin(sink, specs, self.step);
-        for planned in &self.plan.parameters {
-            stream.push(tensors[&planned.spec.name].as_slice());
+        for spec in &self.plan.parameters {
+            stream.push(tensors[&spec.name].as_slice());
         }
         let sent = stream.flush();
         stream.finish(sent)

@@ -33,7 +33,7 @@ impl Bigram {
     pub(crate) fn zeros(plan: &TrainPlan) -> Self {
         let zeros = |p: &ParameterSpec| (p.name.clone(), vec![0.0; p.num_elements()]);
         Self {
-            tensors: plan.parameters.iter().map(|p| zeros(&p.spec)).collect(),
+            tensors: plan.parameters.iter().map(zeros).collect(),
             head: plan.model.head_name(),
             width: plan.model.hidden_size,
             epsilon: plan.model.rms_norm_eps,
@@ -42,8 +42,7 @@ impl Bigram {
 
     pub(crate) fn read(plan: &TrainPlan, source: &dyn WeightSource) -> Result<Self> {
         let mut model = Self::zeros(plan);
-        for planned in &plan.parameters {
-            let spec = &planned.spec;
+        for spec in &plan.parameters {
             model.tensors[&spec.name] = source.read(&spec.name)?;
         }
         Ok(model)

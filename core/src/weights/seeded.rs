@@ -72,7 +72,7 @@ impl WeightSource for SeededWeights {
 }
 
 /// Fills `out` with the parameter's values from flat index `start` on.
-pub fn fill(seed: u64, parameter: &ParameterSpec, std: f64, start: usize, out: &mut [f32]) {
+fn fill(seed: u64, parameter: &ParameterSpec, std: f64, start: usize, out: &mut [f32]) {
     match parameter.kind {
         ParameterKind::Norm | ParameterKind::HeadNorm => out.fill(1.0),
         ParameterKind::ColumnBias => out.fill(0.0),
