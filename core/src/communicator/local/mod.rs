@@ -16,7 +16,7 @@ use buffer::{Payload, copy_into, reduce_into};
 use world::{Descriptor, World};
 
 use super::{Communicator, ReduceOp, Work};
-use crate::{Error, ErrorKind, Result, View, ViewMut};
+use crate::{DType, Error, ErrorKind, Result, View, ViewMut};
 
 /// How thread ranks communicate.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -123,6 +123,21 @@ impl LocalCommunicator {
         .with("found", found))
     }
 
+    fn check_dtype(&self, operation: &'static str, input: DType, output: DType) -> Result<()> {
+        if input == output {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Defect,
+            operation,
+            "input and output differ in dtype",
+        )
+        .with("rank", self.rank)
+        .with("group", &self.label)
+        .with("expected", input)
+        .with("found", output))
+    }
+
     fn check_counts(&self, operation: &'static str, counts: &[usize]) -> Result<()> {
         if counts.len() == self.members.len() {
             return Ok(());
@@ -191,6 +206,7 @@ impl Communicator for LocalCommunicator {
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "all_gather";
         self.check_counts(OPERATION, counts)?;
+        self.check_dtype(OPERATION, input.dtype(), output.dtype())?;
         self.check_len(OPERATION, counts[self.rank], input.len())?;
         self.check_len(OPERATION, counts.iter().sum(), output.len())?;
         let descriptor = Descriptor::new(OPERATION, input.dtype(), counts.to_vec());
@@ -216,6 +232,7 @@ impl Communicator for LocalCommunicator {
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "reduce_scatter";
         self.check_counts(OPERATION, counts)?;
+        self.check_dtype(OPERATION, input.dtype(), output.dtype())?;
         self.check_len(OPERATION, counts.iter().sum(), input.len())?;
         self.check_len(OPERATION, counts[self.rank], output.len())?;
         let descriptor = Descriptor::new(OPERATION, input.dtype(), counts.to_vec()).reducing(op);
@@ -259,6 +276,7 @@ impl Communicator for LocalCommunicator {
         self.check_counts(OPERATION, receive_counts)?;
         self.check_len(OPERATION, send_counts.iter().sum(), input.len())?;
         self.check_len(OPERATION, receive_counts.iter().sum(), output.len())?;
+        self.check_dtype(OPERATION, input.dtype(), output.dtype())?;
         let descriptor = Descriptor::new(OPERATION, input.dtype(), Vec::new());
         let payload = Payload::copy(OPERATION, input)?.with_counts(send_counts);
         let (rank, receive_counts, label) =

@@ -5,6 +5,25 @@ use crate::launch::run_ranks;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
+/// An f64 buffer is never filled with the bytes of f32.
+#[test]
+fn an_output_of_another_dtype_is_refused() {
+    run_ranks(1, TIMEOUT, |comm| {
+        let input = vec![1.0f32; 4];
+        let refused = |work: Result<Work<'_>>| {
+            let error = work.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Defect);
+            assert_eq!(error.context("found"), Some("f64"));
+        };
+        let mut wide = vec![0.0f64; 4];
+        refused(comm.all_gather((&input).into(), (&mut wide).into(), &[4]));
+        refused(comm.reduce_scatter((&input).into(), (&mut wide).into(), &[4], ReduceOp::Sum));
+        refused(comm.all_to_all((&input).into(), &[4], (&mut wide).into(), &[4]));
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn collectives_give_every_rank_the_right_part() {
     let results = run_ranks(3, TIMEOUT, |comm| {
