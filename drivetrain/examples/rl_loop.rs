@@ -10,12 +10,12 @@ use drivetrain::core::{
     batch::{Batch, BatchBuilder, BatchTotals, Column, ColumnData},
     config::{JobConfig, JobSpec, ObjectiveConfig, ObjectiveKind},
     engine::{Engine, ScoreRequest, StepOptions, WeightInit, build_engine},
-    init::SeededWeights,
     launch::run_ranks,
     model::ModelSpec,
     objective::{self, Objective, REWARDS},
     plan::{MicrobatchLimit, plan_microbatches},
     trainer::complete,
+    weights::SeededWeights,
 };
 
 const VOCAB: u32 = 8;
