@@ -9,7 +9,7 @@
 //! | entropy | log-probs' times `ln V` | `dH = -sum p (log p + H) d logit`, and `log p + H` averages below `ln V` |
 //! | loss | log-probs' times the sum of `abs(d loss / d log_prob)`, entropy's likewise | the chain rule |
 //! | grad_norm | 2-norm of the gradients' tolerances, over all elements | the triangle inequality |
-//! | weights after n steps | per element, the larger of `1e-6` and 4 times the shift of the oracle's own weight when its gradient moves by its tolerance | Adam divides by tiny gradients: a flat bound would be a lottery |
+//! | weights after n steps | per element, the largest of `1e-6`, `2 n u` of its magnitude, and 4 times the shift of the oracle's own weight when its gradient moves by its tolerance | Adam divides by tiny gradients: a flat bound would be a lottery; a step rounds a weight when it decays and when it moves |
 //! | layouts of one engine | gradients `1e-5` relative | given |
 //! | same engine, same layout | equal bits | determinism |
 //!
@@ -51,6 +51,8 @@ pub struct Tolerances {
     pub gradient: f64,
     /// Whether that magnitude is the largest of any tensor in the same layer.
     pub by_layer: bool,
+    /// Of a weight in one step, relative to it: it is rounded when it decays and when it moves.
+    pub weight_step: f64,
 }
 
 impl Tolerances {
@@ -61,6 +63,7 @@ impl Tolerances {
             entropy: 1e-5 * log_vocab(model),
             gradient: 2e-6,
             by_layer: false,
+            weight_step: 2.0 * unit_roundoff(DType::F32),
         }
     }
 
@@ -74,6 +77,8 @@ impl Tolerances {
             entropy: log_prob * log_vocab(model),
             gradient: u * (3.0 * (path + vocab)).sqrt() * worst_of(model.num_parameters()),
             by_layer: true,
+            // Masters have at least f32.
+            weight_step: 2.0 * u.min(unit_roundoff(DType::F32)),
         }
     }
 
@@ -85,6 +90,7 @@ impl Tolerances {
             entropy: self.entropy + other.entropy,
             gradient: self.gradient + other.gradient,
             by_layer: self.by_layer,
+            weight_step: self.weight_step + other.weight_step,
         }
     }
 
@@ -209,7 +215,8 @@ pub fn weights_after(
             let up_or_down = |signs: usize, n| if signs >> n & 1 == 1 { 1.0 } else { -1.0 };
             let shift = |signs| (end(element, &|n| up_or_down(signs, n)) - exact).abs();
             let largest = (0..1usize << steps.len()).map(shift).fold(0.0, larger);
-            larger(WEIGHT_SHIFTS * largest, WEIGHT_FLOOR)
+            let rounding = steps.len() as f64 * tolerances.weight_step * exact.abs();
+            larger(WEIGHT_SHIFTS * largest, WEIGHT_FLOOR.max(rounding))
         };
         let elements = 0..spec.num_elements();
         (spec.name.clone(), elements.map(tolerance).collect())
@@ -249,6 +256,34 @@ mod tests {
         assert!(bounds[0] < 1e-5, "{bounds:?}");
         assert!(bounds[1] > 1e-3, "{bounds:?}");
         assert!(bounds[2] > 1e-3, "{bounds:?}");
+    }
+
+    /// An ulp of 40 is 3.8e-6: no f32 engine can be within 1e-6 of a weight as large.
+    #[test]
+    fn a_large_weight_has_room_for_its_rounding() {
+        let spec = ParameterSpec {
+            shape: vec![2],
+            ..fixture::model("no_layers").parameters()[1].clone()
+        };
+        let name = spec.name.clone();
+        let step = || StepRecord {
+            gradients: IndexMap::from([(name.clone(), vec![1.0, 1.0])]),
+            clip_factor: 1.0,
+            learning_rate: 1e-5,
+        };
+        let start = IndexMap::from([(name.clone(), vec![40.0, 0.5])]);
+        let bounds = |tolerances: Tolerances| {
+            let optimizer = OptimizerConfig::default();
+            let steps = [step(), step(), step()];
+            let of = weights_after(&[spec.clone()], &optimizer, &start, &steps, &tolerances);
+            of[&name].clone()
+        };
+        let model = fixture::model("dense");
+        let f32 = bounds(Tolerances::derived(&model, DType::F32, 12, 5.0));
+        assert!((1e-5..2e-5).contains(&f32[0]), "{f32:?}");
+        assert_eq!(f32[1], WEIGHT_FLOOR);
+        let f64 = bounds(Tolerances::derived(&model, DType::F64, 12, 5.0));
+        assert_eq!(f64, [WEIGHT_FLOOR; 2]);
     }
 
     #[test]
