@@ -275,7 +275,13 @@ mod tests {
         let bounds = |tolerances: Tolerances| {
             let optimizer = OptimizerConfig::default();
             let steps = [step(), step(), step()];
-            let of = weights_after(&[spec.clone()], &optimizer, &start, &steps, &tolerances);
+            let of = weights_after(
+                std::slice::from_ref(&spec),
+                &optimizer,
+                &start,
+                &steps,
+                &tolerances,
+            );
             of[&name].clone()
         };
         let model = fixture::model("dense");
