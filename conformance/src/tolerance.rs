@@ -96,13 +96,19 @@ impl Tolerances {
 
     /// The tolerance of each parameter's gradient, absolute.
     pub fn gradients(&self, exact: &Tensors) -> IndexMap<String, f64> {
+        let magnitude = |(name, values): (&String, &Vec<f64>)| (name.clone(), largest(values));
+        self.gradients_of(&exact.iter().map(magnitude).collect())
+    }
+
+    /// The same, where only each tensor's largest magnitude is known.
+    pub fn gradients_of(&self, magnitudes: &IndexMap<String, f64>) -> IndexMap<String, f64> {
         let mut scales: IndexMap<&str, f64> = IndexMap::new();
-        for (name, values) in exact {
+        for (name, &magnitude) in magnitudes {
             let scale = scales.entry(self.group(name)).or_default();
-            *scale = larger(largest(values), *scale);
+            *scale = larger(magnitude, *scale);
         }
         let of = |name: &String| (name.clone(), self.gradient * scales[self.group(name)]);
-        exact.keys().map(of).collect()
+        magnitudes.keys().map(of).collect()
     }
 
     fn group<'a>(&self, name: &'a str) -> &'a str {
@@ -174,8 +180,7 @@ pub struct StepRecord {
     pub learning_rate: f64,
 }
 
-/// The tolerance of every weight after these steps of the oracle, element by element: AdamW is run again with
-/// each step's gradient moved up or down by its tolerance, in every combination, and the largest shift counts.
+/// The tolerance of every weight after these steps of the oracle, element by element.
 pub fn weights_after(
     parameters: &[ParameterSpec],
     optimizer: &OptimizerConfig,
@@ -189,39 +194,69 @@ pub fn weights_after(
         .collect();
     let of_parameter = |spec: &ParameterSpec| {
         let name = spec.name.as_str();
-        let (start, moved) = (&start[name], moved.iter().map(|m| m[name]));
-        let steps: Vec<_> = (1..)
-            .zip(steps)
-            .zip(moved)
-            .map(|((count, step), moved)| {
-                let size = StepSize::new(optimizer, spec, step.learning_rate, count);
-                (size, &step.gradients[name], moved, step.clip_factor)
+        let steps: Vec<_> = steps
+            .iter()
+            .zip(&moved)
+            .map(|(step, moved)| TensorStep {
+                gradient: &step.gradients[name],
+                moved: moved[name],
+                clip_factor: step.clip_factor,
+                learning_rate: step.learning_rate,
             })
             .collect();
-        let end = |element: usize, sign: &dyn Fn(usize) -> f64| {
-            let mut x = Element {
-                weight: start[element],
-                exp_avg: 0.0,
-                exp_avg_sq: 0.0,
-            };
-            for (n, (size, gradient, moved, clip_factor)) in steps.iter().enumerate() {
-                let g = gradient[element] + sign(n) * moved;
-                size.update(&mut x, g * clip_factor, None);
-            }
-            x.weight
-        };
-        let tolerance = |element| {
-            let exact = end(element, &|_| 0.0);
-            let up_or_down = |signs: usize, n| if signs >> n & 1 == 1 { 1.0 } else { -1.0 };
-            let shift = |signs| (end(element, &|n| up_or_down(signs, n)) - exact).abs();
-            let largest = (0..1usize << steps.len()).map(shift).fold(0.0, larger);
-            let rounding = steps.len() as f64 * tolerances.weight_step * exact.abs();
-            larger(WEIGHT_SHIFTS * largest, WEIGHT_FLOOR.max(rounding))
-        };
-        let elements = 0..spec.num_elements();
-        (spec.name.clone(), elements.map(tolerance).collect())
+        let bounds = weight_after(spec, optimizer, &start[name], &steps, tolerances);
+        (spec.name.clone(), bounds)
     };
     parameters.iter().map(of_parameter).collect()
+}
+
+/// One optimizer step of one tensor.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorStep<'a> {
+    /// Its exact gradient, before clipping.
+    pub gradient: &'a [f64],
+    /// That gradient's tolerance.
+    pub moved: f64,
+    /// What it was multiplied by.
+    pub clip_factor: f64,
+    /// Learning rate.
+    pub learning_rate: f64,
+}
+
+/// The tolerance of each weight of one tensor: AdamW is run again with each step's gradient moved up or down by its
+/// tolerance, in every combination, and the largest shift counts.
+pub fn weight_after(
+    spec: &ParameterSpec,
+    optimizer: &OptimizerConfig,
+    start: &[f64],
+    steps: &[TensorStep<'_>],
+    tolerances: &Tolerances,
+) -> Vec<f64> {
+    let sizes = (1..)
+        .zip(steps)
+        .map(|(count, step)| StepSize::new(optimizer, spec, step.learning_rate, count));
+    let steps: Vec<_> = sizes.zip(steps).collect();
+    let end = |element: usize, sign: &dyn Fn(usize) -> f64| {
+        let mut x = Element {
+            weight: start[element],
+            exp_avg: 0.0,
+            exp_avg_sq: 0.0,
+        };
+        for (n, (size, step)) in steps.iter().enumerate() {
+            let g = step.gradient[element] + sign(n) * step.moved;
+            size.update(&mut x, g * step.clip_factor, None);
+        }
+        x.weight
+    };
+    let tolerance = |element| {
+        let exact = end(element, &|_| 0.0);
+        let up_or_down = |signs: usize, n| if signs >> n & 1 == 1 { 1.0 } else { -1.0 };
+        let shift = |signs| (end(element, &|n| up_or_down(signs, n)) - exact).abs();
+        let largest = (0..1usize << steps.len()).map(shift).fold(0.0, larger);
+        let rounding = steps.len() as f64 * tolerances.weight_step * exact.abs();
+        larger(WEIGHT_SHIFTS * largest, WEIGHT_FLOOR.max(rounding))
+    };
+    (0..spec.num_elements()).map(tolerance).collect()
 }
 
 /// The larger; a NaN stays one.

@@ -72,6 +72,7 @@ fn a_stop_in_a_skipped_step_leaves_a_checkpoint_past_its_data() {
         checkpoint.blob("data").unwrap(),
         &serde_json::json!({"position": 2})
     );
+    assert_eq!(checkpoint.blob("attempts").unwrap(), 2);
     let [good, skipped] = &seen.lines[..] else {
         panic!("{:?}", seen.lines)
     };

@@ -194,6 +194,17 @@ impl View<'_> {
         self.len() * self.dtype().size()
     }
 
+    /// Whether no element is infinite or a NaN, as far as they are in host memory.
+    pub fn all_finite(&self) -> bool {
+        match self {
+            Self::F64(s) => s.iter().all(|x| x.is_finite()),
+            Self::F32(s) => s.iter().all(|x| x.is_finite()),
+            Self::Bf16(s) => s.iter().all(|x| x.is_finite()),
+            Self::F16(s) => s.iter().all(|x| x.is_finite()),
+            Self::I64(_) | Self::I32(_) | Self::U8(_) | Self::Device(_) => true,
+        }
+    }
+
     /// The elements as f64, if they are in host memory. Exact for every dtype but large `i64`.
     pub fn to_f64(&self) -> Option<Vec<f64>> {
         Some(match self {

@@ -10,7 +10,7 @@
 //! println!("{} steps, loss {:?}", summary.step, summary.last_loss);
 //! # Ok::<(), drivetrain::core::Error>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub use drivetrain_conformance as conformance;
 pub use drivetrain_core as core;

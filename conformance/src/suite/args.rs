@@ -13,12 +13,14 @@ pub struct SuiteArgs {
     pub harness: Arguments,
     /// Where every comparison is written as JSON.
     pub report: Option<PathBuf>,
+    /// Whether each reason why cases were not asked of a backend is printed, not only their number.
+    pub verbose: bool,
     /// Seed and number of generated cases.
     pub settings: Settings,
 }
 
 impl SuiteArgs {
-    /// Reads `--report FILE`, `--seed N` and `--generated N` (also as `--key=value`) and leaves the rest to
+    /// Reads `--verbose`, `--report FILE`, `--seed N` and `--generated N` (also as `--key=value`) and leaves the rest to
     /// the harness. `DRIVETRAIN_CONFORMANCE_SEED` sets the seed where no argument does.
     ///
     /// # Errors
@@ -31,6 +33,10 @@ impl SuiteArgs {
         let mut rest = vec!["conformance".to_owned()];
         let mut args = args.into_iter();
         while let Some(arg) = args.next() {
+            if arg == "--verbose" {
+                parsed.verbose = true;
+                continue;
+            }
             let (key, value) = match arg.split_once('=') {
                 Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
                 None => (arg.clone(), None),
@@ -64,12 +70,19 @@ mod tests {
 
     #[test]
     fn own_arguments_are_taken_and_the_rest_is_left() {
-        let args = ["--seed", "7", "golden", "--report=r.json", "--exact"];
+        let args = [
+            "--seed",
+            "7",
+            "golden",
+            "--report=r.json",
+            "--exact",
+            "--verbose",
+        ];
         let parsed = SuiteArgs::parse(args.map(str::to_owned)).unwrap();
         assert_eq!(parsed.settings.seed, 7);
         assert_eq!(parsed.report, Some("r.json".into()));
         assert_eq!(parsed.harness.filter.as_deref(), Some("golden"));
-        assert!(parsed.harness.exact);
+        assert!(parsed.harness.exact && parsed.verbose);
         assert!(SuiteArgs::parse(["--seed".to_owned()]).is_err());
         assert!(SuiteArgs::parse(["--seed=x".to_owned()]).is_err());
     }

@@ -9,6 +9,7 @@ mod subject;
 
 use std::{
     collections::BTreeMap,
+    io::Write,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
@@ -85,7 +86,7 @@ impl Suite {
         let args = match SuiteArgs::parse(std::env::args().skip(1)) {
             Ok(args) => args,
             Err(fault) => {
-                eprintln!("{fault}");
+                let _ = writeln!(std::io::stderr(), "{fault}");
                 return ExitCode::from(2);
             }
         };
@@ -93,7 +94,7 @@ impl Suite {
             Ok(outcome) if outcome.passed() => ExitCode::SUCCESS,
             Ok(_) => ExitCode::from(101),
             Err(error) => {
-                eprintln!("{error}");
+                let _ = writeln!(std::io::stderr(), "{error}");
                 ExitCode::from(error.kind().exit_code())
             }
         }
@@ -140,14 +141,14 @@ impl Suite {
             }
         }
         if !args.harness.list {
-            println!("seed {} (--seed N repeats it)", args.settings.seed);
+            say(format!("seed {} (--seed N repeats it)", args.settings.seed));
         }
         // The reports hold the verdict.
         let _ = libtest_mimic::run(&args.harness, trials);
         let reports = std::mem::take(&mut *reports.lock().unwrap_or_else(PoisonError::into_inner));
         outcome.cases = reports;
         if !args.harness.list {
-            print(&outcome);
+            print(&outcome, args.verbose);
         }
         if let Some(path) = &args.report {
             let text = serde_json::to_string_pretty(&outcome.cases);
@@ -230,7 +231,12 @@ pub fn run_case(case: &Case, subject: &Subject) -> CaseReport {
     }
 }
 
-fn print(outcome: &Outcome) {
+/// A line on stdout. The verdict is the outcome, wherever this ends up.
+fn say(text: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+fn print(outcome: &Outcome, verbose: bool) {
     let mut worst: BTreeMap<(&str, &str), (&CaseReport, f64)> = BTreeMap::new();
     for case in &outcome.cases {
         for comparison in case.comparisons.iter().filter(|c| c.tolerance > 0.0) {
@@ -242,21 +248,36 @@ fn print(outcome: &Outcome) {
         }
     }
     if !worst.is_empty() {
-        println!("largest share of a tolerance used:");
+        say("largest share of a tolerance used:");
         for ((backend, quantity), (case, share)) in worst {
-            println!("  {backend:12} {quantity:14} {share:7.3}  in {}", case.case);
+            say(format!(
+                "  {backend:12} {quantity:14} {share:7.3}  in {}",
+                case.case
+            ));
         }
     }
+    let mut unasked: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for ((backend, reason), cases) in &outcome.skipped {
-        println!(
-            "not asked of {backend}, which {reason}: {} cases",
-            cases.len()
-        );
+        let (reasons, sum) = unasked.entry(backend).or_default();
+        (*reasons, *sum) = (*reasons + 1, *sum + cases.len());
+        if verbose {
+            say(format!(
+                "not asked of {backend}, which {reason}: {} cases",
+                cases.len()
+            ));
+        }
+    }
+    if !verbose {
+        for (backend, (reasons, cases)) in unasked {
+            say(format!(
+                "not asked of {backend}: {cases} cases, for {reasons} reasons (--verbose names them)"
+            ));
+        }
     }
     for shortfall in &outcome.unjudged {
-        println!("FAILED: {shortfall}");
+        say(format!("FAILED: {shortfall}"));
     }
     if outcome.cases.is_empty() {
-        println!("FAILED: no case was selected");
+        say("FAILED: no case was selected");
     }
 }

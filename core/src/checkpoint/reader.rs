@@ -129,7 +129,7 @@ impl Checkpoint {
             return Err(Error::new(ErrorKind::File, "read_checkpoint", message)
                 .with("file", file.path().display())
                 .with("tensor", &record.key)
-                .help("resume from another checkpoint"));
+                .help("move this checkpoint's folder away: the one before it is then the newest"));
         }
         *verified = true;
         Ok(())

@@ -76,16 +76,53 @@ impl CheckpointStore {
         )?))
     }
 
-    /// The highest step of a complete checkpoint.
+    /// The highest step of a complete checkpoint. Those that are not complete are logged as warnings.
     ///
     /// # Errors
     /// As [`Self::scan`].
     pub fn latest(&self) -> Result<Option<u64>> {
-        Ok(self
-            .scan()?
-            .complete
-            .last_key_value()
-            .map(|(step, _)| *step))
+        let scan = self.scan()?;
+        for (folder, error) in &scan.incomplete {
+            tracing::warn!(
+                "{}: a damaged checkpoint is passed over: {error}",
+                folder.display()
+            );
+        }
+        Ok(scan.complete.last_key_value().map(|(step, _)| *step))
+    }
+
+    /// Whether there is any checkpoint, complete or not.
+    ///
+    /// # Errors
+    /// As [`Self::scan`].
+    pub fn is_empty(&self) -> Result<bool> {
+        let scan = self.scan()?;
+        Ok(scan.complete.is_empty() && scan.incomplete.is_empty())
+    }
+
+    /// Removes every checkpoint, complete or not.
+    ///
+    /// # Errors
+    /// `File` if a folder cannot be removed.
+    pub fn clear(&self) -> Result<()> {
+        let scan = self.scan()?;
+        let incomplete = scan.incomplete.into_iter().map(|(path, _)| path);
+        for path in scan.complete.into_values().chain(incomplete) {
+            fs::remove_dir_all(&path).map_err(|e| cannot_write(&path, e))?;
+        }
+        self.sweep()
+    }
+
+    /// Removes what a kill left of a checkpoint that was being written or removed.
+    fn sweep(&self) -> Result<()> {
+        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with(".step-") && name.ends_with(".tmp") {
+                fs::remove_dir_all(&path).map_err(|e| cannot_write(&path, e))?;
+            }
+        }
+        Ok(())
     }
 
     /// The checkpoint of a step, for a job that continues it.
@@ -128,7 +165,7 @@ impl CheckpointStore {
         Ok(self.scan()?.complete.into_keys().collect())
     }
 
-    /// Looks at every checkpoint's manifest and file lengths. Incomplete ones are also logged as warnings.
+    /// Looks at every checkpoint's manifest and file lengths.
     ///
     /// # Errors
     /// `File` if the folder is there and cannot be read.
@@ -168,21 +205,19 @@ impl CheckpointStore {
                 Ok(()) => {
                     scan.complete.insert(step, path);
                 }
-                Err(error) => {
-                    tracing::warn!(folder = %path.display(), %error, "not a complete checkpoint: ignored");
-                    scan.incomplete.push((path, error));
-                }
+                Err(error) => scan.incomplete.push((path, error)),
             }
         }
         Ok(scan)
     }
 
-    /// Removes complete checkpoints but the `keep` latest (at least one stays) and returns the removed steps. To
-    /// be called by one rank.
+    /// Removes complete checkpoints but the `keep` latest (at least one stays) and returns the removed steps; also
+    /// what a kill left of others. To be called by one rank, while none writes.
     ///
     /// # Errors
     /// `File` if a folder cannot be removed.
     pub fn prune(&self, keep: usize) -> Result<Vec<u64>> {
+        self.sweep()?;
         let complete = self.scan()?.complete;
         let surplus = complete.len().saturating_sub(keep.max(1));
         let mut removed = Vec::new();

@@ -4,10 +4,18 @@ use serde_json::Value;
 
 use super::JobConfig;
 
+/// The first line of what is written here.
+const EMITTED: &str = "# Every key of a job as it ran, defaults and overrides included.\n";
+
+/// Whether a text is [`JobConfig::to_yaml`]'s, so that nothing of a person's is lost with it.
+pub(super) fn is_emitted(text: &str) -> bool {
+    text.starts_with(EMITTED)
+}
+
 impl JobConfig {
     /// Every key of the job, defaults and overrides included, as YAML that loads to the same job.
     pub fn to_yaml(&self) -> String {
-        let mut text = String::new();
+        let mut text = EMITTED.to_owned();
         // Serialising plain data with string keys into a JSON value cannot fail.
         let value = serde_json::to_value(self).unwrap_or_default();
         write(&value, 0, &mut text);

@@ -12,6 +12,15 @@ use super::sections::{
 };
 use crate::{Error, ErrorKind, Result, mesh::DeviceMesh, model::ModelSpec};
 
+/// File under a job's output: the job as it ran.
+pub const JOB: &str = "job.yaml";
+/// File under a job's output: metrics, a JSON object a step.
+pub const METRICS: &str = "metrics.jsonl";
+/// Folder under a job's output: checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";
+/// Folder under a job's output: the trained model, in Hugging Face form.
+pub const MODEL: &str = "model";
+
 /// A job as its YAML file says it. Unknown keys are errors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

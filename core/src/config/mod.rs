@@ -8,7 +8,7 @@ mod load;
 mod rules;
 mod sections;
 
-pub use job::{JobConfig, JobSpec};
+pub use job::{CHECKPOINTS, JOB, JobConfig, JobSpec, METRICS, MODEL};
 pub use load::{JobSource, LoadedJob, load_job};
 pub(crate) use rules::judge_job;
 pub use rules::{check_job, rule_list};

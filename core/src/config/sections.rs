@@ -371,7 +371,8 @@ pub enum DeviceConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
-    /// Steps between saves; `null` saves only at a Ctrl-C.
+    /// Steps between saves, and one after the last step; `null` saves only at a Ctrl-C, or where the model cannot be
+    /// written.
     #[schemars(range(min = 1))]
     pub every: Option<u64>,
     /// How many to keep; the oldest go first.

@@ -11,10 +11,11 @@ use serde_json::{Map, Value, json};
 use super::{INDEX_FILE, SINGLE_FILE};
 use crate::{
     DType, Error, ErrorKind, Result,
+    files::real,
     model::{ModelSpec, ParameterSpec},
     staged_folder::StagedFolder,
     tensor_file::{TensorFileWriter, encode},
-    weights::{TensorSlice, WeightManifest, WeightSink, overflow},
+    weights::{TensorSlice, WeightManifest, WeightSink, not_finite, overflow},
 };
 
 /// Files beside the weights that belong to the model and are copied as they are.
@@ -43,6 +44,8 @@ pub struct HfWriterOptions {
     pub shard_bytes: u64,
     /// A folder whose tokenizer, chat template and generation config are copied.
     pub source_folder: Option<PathBuf>,
+    /// Whether an infinite weight, or a NaN, is an error.
+    pub finite: bool,
 }
 
 impl Default for HfWriterOptions {
@@ -51,6 +54,7 @@ impl Default for HfWriterOptions {
             dtype: None,
             shard_bytes: 4 << 30,
             source_folder: None,
+            finite: false,
         }
     }
 }
@@ -59,7 +63,8 @@ impl Default for HfWriterOptions {
 ///
 /// Written beside the target, synced, and renamed at [`commit`](WeightSink::commit): the folder appears whole or
 /// not at all. For one rank; the others take a [`DiscardingSink`](crate::weights::DiscardingSink). Holds no weights but the bucket it is
-/// given. A NaN is written as it is; a finite value that the dtype cannot hold is an error.
+/// given. A NaN is written as it is unless only finite weights are wanted; a finite value that the dtype cannot
+/// hold is an error.
 #[derive(Debug)]
 pub struct HfWriter {
     target: PathBuf,
@@ -89,6 +94,7 @@ impl HfWriter {
     /// A writer to `target`, of which an earlier export is replaced.
     ///
     /// # Errors
+    /// `Config` if the target is the source folder, which would be overwritten;
     /// `File` if the target cannot be written, is a file, or a folder with anything that an export does not write; `Unsupported`
     /// for a dtype other than f64, f32, bf16 and f16.
     pub fn new(
@@ -110,6 +116,14 @@ impl HfWriter {
                     .with("found", dtype)
                     .with("supported", "f64, f32, bf16, f16"),
             );
+        }
+        if let Some(source) = &writer.options.source_folder
+            && real(source) == real(&writer.target)
+        {
+            let message = "the place of the export is the model it comes from";
+            return Err(Error::new(ErrorKind::Config, "export_weights", message)
+                .with("file", writer.target.display())
+                .help("choose another place"));
         }
         check_replaceable(&writer.target)?;
         // A place that cannot be written is found out now, not after the training.
@@ -194,6 +208,9 @@ impl HfWriter {
             return Err(defect(
                 "the tensor does not have the shape that was announced",
             ));
+        }
+        if self.options.finite && !tensor.data.all_finite() {
+            return Err(not_finite("export_weights", tensor.name));
         }
         let writer = match &mut shard.writer {
             Some(writer) => writer,

@@ -1,6 +1,7 @@
 //! `metrics.jsonl`: one JSON object a step, a line each, on disk as soon as the step is done.
 //!
-//! Every object has the key `step` (committed steps, so that of the first is 1); keys stand in the order the
+//! Every object has the key `step` (committed steps, so that of the first is 1); one with the key `skipped` is the
+//! record of an attempt at a step, and an attempt that was skipped repeats the step before it. Keys stand in the order the
 //! record declares them. JSON has no NaN: a [`JsonRecord`] writes a value that is not finite as `null`, and
 //! says what it was under `non_finite`, its last key:
 //! `{"loss":null,"grad_norm":0.1,"non_finite":{"loss":"NaN"}}`.
@@ -22,15 +23,25 @@ use crate::{Error, ErrorKind, Result};
 pub struct JsonlWriter {
     path: PathBuf,
     file: File,
+    missing: u64,
+}
+
+/// What a run that goes on keeps of the lines before it; of [`Kept::default`], nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Committed steps.
+    pub step: u64,
+    /// Attempts at a step, skipped ones included.
+    pub attempts: u64,
 }
 
 impl JsonlWriter {
-    /// Opens the file, making it if it is missing. A run that resumes after `keep_through_step` keeps the lines
-    /// up to that step; later ones, and a last line that a kill cut short, are removed. 0 keeps nothing.
+    /// Opens the file, making it if it is missing. Lines after those of `kept`, and a last line that a kill cut
+    /// short, are removed.
     ///
     /// # Errors
     /// `File` if it cannot be read or written, or if a line that would be kept is no object with a `step`.
-    pub fn open(path: &Path, keep_through_step: u64) -> Result<Self> {
+    pub fn open(path: &Path, kept: Kept) -> Result<Self> {
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -38,9 +49,9 @@ impl JsonlWriter {
             .truncate(false)
             .open(path)
             .map_err(|e| file_error("cannot open", path, e))?;
-        let keep = match keep_through_step {
-            0 => 0,
-            step => kept_bytes(&file, path, step)?,
+        let (keep, missing) = match kept {
+            Kept { attempts: 0, .. } => (0, 0),
+            kept => kept_bytes(&file, path, kept)?,
         };
         file.set_len(keep)
             .and_then(|()| file.seek(SeekFrom::Start(keep)))
@@ -48,7 +59,13 @@ impl JsonlWriter {
         Ok(Self {
             path: path.to_owned(),
             file,
+            missing,
         })
+    }
+
+    /// Attempts that were to be kept and are not in the file.
+    pub fn missing(&self) -> u64 {
+        self.missing
     }
 
     /// Writes a record's line in one write.
@@ -119,10 +136,10 @@ impl Serialize for Metrics {
     }
 }
 
-/// Bytes of the leading lines up to and with this step.
-fn kept_bytes(file: &File, path: &Path, step: u64) -> Result<u64> {
+/// Bytes of the leading lines that are kept, and the number of attempts that they lack.
+fn kept_bytes(file: &File, path: &Path, kept: Kept) -> Result<(u64, u64)> {
     let mut reader = BufReader::new(file);
-    let mut keep = 0;
+    let (mut keep, mut attempts) = (0, 0);
     let mut text = Vec::new();
     for number in 1.. {
         text.clear();
@@ -133,8 +150,12 @@ fn kept_bytes(file: &File, path: &Path, step: u64) -> Result<u64> {
             break;
         }
         let object: Option<Map<String, Value>> = serde_json::from_slice(&text).ok();
+        let attempt = u64::from(object.as_ref().is_some_and(|o| o.contains_key("skipped")));
         match step_of(object.as_ref()) {
-            Some(found) if found <= step => keep += read as u64,
+            Some(found) if found <= kept.step && attempts + attempt <= kept.attempts => {
+                keep += read as u64;
+                attempts += attempt;
+            }
             Some(_) => break,
             None => {
                 return Err(Error::new(
@@ -148,7 +169,7 @@ fn kept_bytes(file: &File, path: &Path, step: u64) -> Result<u64> {
             }
         }
     }
-    Ok(keep)
+    Ok((keep, kept.attempts - attempts))
 }
 
 fn step_of(object: Option<&Map<String, Value>>) -> Option<u64> {
@@ -180,6 +201,7 @@ mod tests {
     #[derive(Serialize)]
     struct Record {
         step: u64,
+        skipped: bool,
         #[serde(flatten)]
         metrics: Metrics,
         seconds: f64,
@@ -191,8 +213,17 @@ mod tests {
         metrics.sum("grad_norm", 0.1);
         Record {
             step,
+            skipped: false,
             metrics,
             seconds: 9.0,
+        }
+    }
+
+    /// A run without a skipped step.
+    fn through(step: u64) -> Kept {
+        Kept {
+            step,
+            attempts: step,
         }
     }
 
@@ -200,14 +231,14 @@ mod tests {
     fn lines_keep_their_order_and_name_what_is_not_finite() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut writer = JsonlWriter::open(&path, 0).unwrap();
+        let mut writer = JsonlWriter::open(&path, Kept::default()).unwrap();
         writer.write(&record(1, 2.5)).unwrap();
         writer.write(&record(2, f64::NAN)).unwrap();
         writer.write(&record(3, f64::NEG_INFINITY)).unwrap();
         let expected = concat!(
-            "{\"step\":1,\"loss\":2.5,\"grad_norm\":0.1,\"seconds\":9.0}\n",
-            "{\"step\":2,\"loss\":null,\"grad_norm\":0.1,\"non_finite\":{\"loss\":\"NaN\"},\"seconds\":9.0}\n",
-            "{\"step\":3,\"loss\":null,\"grad_norm\":0.1,\"non_finite\":{\"loss\":\"-inf\"},\"seconds\":9.0}\n",
+            "{\"step\":1,\"skipped\":false,\"loss\":2.5,\"grad_norm\":0.1,\"seconds\":9.0}\n",
+            "{\"step\":2,\"skipped\":false,\"loss\":null,\"grad_norm\":0.1,\"non_finite\":{\"loss\":\"NaN\"},\"seconds\":9.0}\n",
+            "{\"step\":3,\"skipped\":false,\"loss\":null,\"grad_norm\":0.1,\"non_finite\":{\"loss\":\"-inf\"},\"seconds\":9.0}\n",
         );
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
     }
@@ -216,14 +247,14 @@ mod tests {
     fn resuming_removes_later_steps_and_a_torn_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut writer = JsonlWriter::open(&path, 0).unwrap();
+        let mut writer = JsonlWriter::open(&path, Kept::default()).unwrap();
         for step in 1..=4 {
             writer.write(&record(step, step as f64)).unwrap();
         }
         let whole = std::fs::read_to_string(&path).unwrap();
         for (resumed, torn) in [(2, ""), (4, "{\"step\":5,\"lo"), (0, "")] {
             std::fs::write(&path, format!("{whole}{torn}")).unwrap();
-            let mut writer = JsonlWriter::open(&path, resumed).unwrap();
+            let mut writer = JsonlWriter::open(&path, through(resumed)).unwrap();
             writer.write(&record(resumed + 1, 77.0)).unwrap();
             let text = std::fs::read_to_string(&path).unwrap();
             let lines: Vec<_> = text.lines().collect();
@@ -233,12 +264,39 @@ mod tests {
         }
     }
 
+    /// A skipped attempt repeats the step before it: it is kept if it came before the checkpoint, and only then.
+    #[test]
+    fn a_skipped_attempt_is_kept_or_removed_by_its_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let lines = [
+            r#"{"step":1,"skipped":false}"#,
+            r#"{"step":1,"validation_loss":3.5}"#,
+            r#"{"step":1,"skipped":true}"#,
+            r#"{"step":2,"skipped":false}"#,
+        ];
+        let cases = [
+            (1, 1, 2, 0),
+            (1, 2, 3, 0),
+            (2, 3, 4, 0),
+            (4, 6, 4, 3),
+            (0, 1, 0, 1),
+        ];
+        for (step, attempts, left, missing) in cases {
+            std::fs::write(&path, lines.join("\n") + "\n").unwrap();
+            let writer = JsonlWriter::open(&path, Kept { step, attempts }).unwrap();
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert_eq!(text.lines().collect::<Vec<_>>(), lines[..left]);
+            assert_eq!(writer.missing(), missing, "{step} {attempts}");
+        }
+    }
+
     #[test]
     fn a_line_that_is_no_step_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         std::fs::write(&path, "{\"step\":1}\nhello\n{\"step\":2}\n").unwrap();
-        let error = JsonlWriter::open(&path, 5).unwrap_err();
+        let error = JsonlWriter::open(&path, through(5)).unwrap_err();
         assert_eq!(
             (error.kind(), error.context("line")),
             (ErrorKind::File, Some("2"))
@@ -250,9 +308,10 @@ mod tests {
     fn what_cannot_be_written_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("no").join("metrics.jsonl");
-        let error = JsonlWriter::open(&missing, 0).unwrap_err();
+        let error = JsonlWriter::open(&missing, Kept::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::File);
-        let mut writer = JsonlWriter::open(&folder.path().join("metrics.jsonl"), 0).unwrap();
+        let mut writer =
+            JsonlWriter::open(&folder.path().join("metrics.jsonl"), Kept::default()).unwrap();
         let error = writer.write(&Metrics::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Defect);
     }

@@ -4,7 +4,7 @@ mod all_reduce;
 mod jsonl;
 mod process;
 
-pub use jsonl::{JsonRecord, JsonlWriter};
+pub use jsonl::{JsonRecord, JsonlWriter, Kept};
 pub use process::{peak_resident_bytes, process_cpu_seconds, reset_peak_resident};
 
 use indexmap::IndexMap;

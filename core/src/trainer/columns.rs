@@ -1,8 +1,8 @@
 //! Columns that the engine itself can compute: log-probs of the policy as it is, and of the reference.
 
 use crate::{
-    Result,
-    batch::{Batch, Column, ColumnData},
+    Error, ErrorKind, Result,
+    batch::{Batch, BatchTotals, Column, ColumnData},
     engine::{Engine, ScoreRequest, Weights},
     objective::Objective,
 };
@@ -10,8 +10,33 @@ use crate::{
 /// Snapshot tag of the reference policy.
 pub const REFERENCE: &str = "reference";
 
+/// Columns that [`complete`] adds.
+const COMPLETED: [&str; 2] = ["old_log_probs", "reference_log_probs"];
+
+/// Whether a global batch, as the data gives it, brings every column that the objective reads, but for those that
+/// [`complete`] adds.
+///
+/// # Errors
+/// `Data` naming the column; what [`Objective::prepare`] finds.
+pub fn check_columns(batch: &Batch, objective: &dyn Objective) -> Result<()> {
+    let mut global = batch.clone();
+    let mut totals = BatchTotals::count(&global);
+    objective.prepare(&mut global, &mut totals)?;
+    let requires = objective.requires();
+    let missing = requires
+        .columns
+        .iter()
+        .find(|name| !COMPLETED.contains(&name.as_str()) && global.column(name).is_none());
+    missing.map_or(Ok(()), |name| {
+        let message = "the objective reads a column that the data does not bring";
+        Err(Error::new(ErrorKind::Data, "check_columns", message)
+            .with("column", name)
+            .help("give every line a field of this name, or choose another objective.kind"))
+    })
+}
+
 /// Adds `old_log_probs` (the policy before this step) and `reference_log_probs` (the snapshot `reference`)
-/// where the objective needs them and the data does not bring them.
+/// where the objective needs them and the data does not bring them. Collective.
 ///
 /// # Errors
 /// The engine's.
@@ -21,9 +46,10 @@ pub fn complete(
     objective: &dyn Objective,
 ) -> Result<()> {
     let requires = objective.requires();
+    let [old, reference] = COMPLETED;
     for (name, weights) in [
-        ("old_log_probs", Weights::Policy),
-        ("reference_log_probs", Weights::Tag(REFERENCE.to_owned())),
+        (old, Weights::Policy),
+        (reference, Weights::Tag(REFERENCE.to_owned())),
     ] {
         if requires.columns.iter().any(|c| c == name) && share.column(name).is_none() {
             let request = ScoreRequest {

@@ -2,10 +2,11 @@
 
 mod columns;
 mod evaluate;
+mod finite;
 mod record;
 mod source;
 
-pub use columns::{REFERENCE, complete};
+pub use columns::{REFERENCE, check_columns, complete};
 pub use evaluate::mean_nll;
 pub use record::{Observer, Outcome, StepRecord};
 pub use source::{BatchSource, CyclicSource};
@@ -26,6 +27,7 @@ use crate::{
     config::JobSpec,
     engine::{Engine, Guarded, StepOptions},
     mesh::{DeviceMesh, MeshAxis},
+    metrics::Kept,
     objective::Objective,
     plan::{MicrobatchLimit, MicrobatchPlan, TrainPlan, plan_microbatches},
 };
@@ -35,6 +37,9 @@ const MAX_SKIPPED: u32 = 16;
 
 /// Name of the checkpoint blob that holds the data's position.
 const DATA_BLOB: &str = "data";
+
+/// Name of the checkpoint blob that holds the number of attempts at a step.
+const ATTEMPTS_BLOB: &str = "attempts";
 
 /// One rank's training run.
 #[derive(Debug)]
@@ -58,6 +63,9 @@ pub struct Trainer<'a> {
     world: Arc<dyn Communicator>,
     data_group: Arc<dyn Communicator>,
     mesh: DeviceMesh,
+    attempts: u64,
+    /// The step of the last checkpoint.
+    saved: Option<u64>,
 }
 
 impl<'a> Trainer<'a> {
@@ -93,6 +101,8 @@ impl<'a> Trainer<'a> {
             world,
             data_group,
             mesh,
+            attempts: 0,
+            saved: None,
         })
     }
 
@@ -110,13 +120,27 @@ impl<'a> Trainer<'a> {
             .help("it was not written by the trainer: load it into an engine instead")
         })?;
         self.data.restore(position)?;
-        self.engine.load_state(checkpoint)
+        self.engine.load_state(checkpoint)?;
+        let step = self.engine.step();
+        let attempts = checkpoint.blob(ATTEMPTS_BLOB).and_then(|n| n.as_u64());
+        (self.attempts, self.saved) = (attempts.unwrap_or(step), Some(step));
+        Ok(())
     }
 
-    /// Trains until `steps` are committed or a stop is asked for.
+    /// What a metrics file holds of the run so far.
+    pub fn kept(&self) -> Kept {
+        Kept {
+            step: self.engine.step(),
+            attempts: self.attempts,
+        }
+    }
+
+    /// Trains until `steps` are committed or a stop is asked for. Where checkpoints are due now and then, the last
+    /// step has one too, so that a longer job can go on from it.
     ///
     /// # Errors
-    /// Those of engine, data, checkpoints and communicator; `NonFinite` after many skipped steps in a row.
+    /// Those of engine, data, checkpoints and communicator; `NonFinite` after many skipped steps in a row, and
+    /// naming the weight where one that is to be saved is not finite.
     pub fn run(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
         let mut skipped = 0;
         while self.engine.step() < self.job.config.steps {
@@ -127,12 +151,15 @@ impl<'a> Trainer<'a> {
             let mut share = self
                 .cut(&global)?
                 .share(&global, self.mesh.data_index(self.world.rank()))?;
-            columns::complete(&mut share, &mut self.engine, self.objective)?;
+            complete(&mut share, &mut self.engine, self.objective)?;
 
+            let next = self.engine.step() + 1;
             let report = self
                 .engine
-                .forward_backward(&share, self.objective, &totals)?;
+                .forward_backward(&share, self.objective, &totals)
+                .map_err(|error| in_step(error, next))?;
             let optim = self.engine.optim_step(&StepOptions::default())?;
+            self.attempts += 1;
 
             skipped = if optim.skipped { skipped + 1 } else { 0 };
             let step = optim.step;
@@ -152,6 +179,9 @@ impl<'a> Trainer<'a> {
             if stop {
                 return Ok(Outcome::Stopped { step });
             }
+        }
+        if self.job.config.checkpoint.every.is_some() {
+            self.save_once(observer)?;
         }
         Ok(Outcome::Finished {
             step: self.engine.step(),
@@ -180,21 +210,34 @@ impl<'a> Trainer<'a> {
         observer.on_validation(self.engine.step(), loss?)
     }
 
+    /// Saves a checkpoint unless that of this step is there.
+    ///
+    /// # Errors
+    /// As [`Self::save`].
+    pub fn save_once(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        match self.saved == Some(self.engine.step()) {
+            true => Ok(()),
+            false => self.save(observer),
+        }
+    }
+
     /// Saves a checkpoint now, and drops the oldest beyond the number to keep.
     ///
     /// # Errors
-    /// `File` naming the path; then no checkpoint has appeared.
+    /// `File` naming the path, `NonFinite` naming the weight; then no checkpoint has appeared.
     pub fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let Some((store, identity)) = &self.checkpoints else {
             return Ok(());
         };
         let step = self.engine.step();
-        let mut writer = store.writer(step, &self.world, identity)?;
+        let mut writer = finite::only(store.writer(step, &self.world, identity)?, step);
         writer.blob(DATA_BLOB, self.data.state())?;
+        writer.blob(ATTEMPTS_BLOB, self.attempts.into())?;
         self.engine.save_state(writer)?.finish()?;
         if self.world.rank() == 0 {
             store.prune(self.job.config.checkpoint.keep)?;
         }
+        self.saved = Some(step);
         observer.on_checkpoint(step)
     }
 
@@ -215,6 +258,19 @@ impl<'a> Trainer<'a> {
             .all_reduce((&mut flag[..]).into(), ReduceOp::Max)?
             .wait()?;
         Ok(flag[0] != 0)
+    }
+}
+
+/// A value that is not finite is seldom the data's fault.
+fn in_step(error: Error, step: u64) -> Error {
+    let silent = error.kind() == ErrorKind::NonFinite && error.remedy().is_none();
+    let error = error.with("step", step);
+    match silent {
+        true => error.help(
+            "look for non-finite weights in the model folder, or lower the learning rate and go on from a \
+             checkpoint",
+        ),
+        false => error,
     }
 }
 

@@ -8,8 +8,8 @@ mod stream;
 pub use discard::DiscardingSink;
 pub use memory::MemoryWeights;
 pub use seeded::SeededWeights;
-pub(crate) use stream::overflow;
 pub use stream::{Masters, Streamer};
+pub(crate) use stream::{not_finite, overflow};
 
 use std::{fmt, ops::Range};
 

@@ -243,6 +243,13 @@ impl Halves {
     }
 }
 
+/// A weight that is infinite or a NaN where none may be.
+pub(crate) fn not_finite(operation: &'static str, tensor: &str) -> Error {
+    Error::new(ErrorKind::NonFinite, operation, "a weight is not finite")
+        .with("tensor", tensor)
+        .help("lower the learning rate, and go on from an earlier checkpoint")
+}
+
 /// A finite weight that the dtype cannot hold.
 pub(crate) fn overflow(tensor: &str, dtype: DType) -> Error {
     let message = "a finite weight would become infinite";

@@ -3,13 +3,14 @@
 use std::{process::ExitCode, sync::Arc};
 
 use crate::{
-    core::{Result, engine::Backend},
+    core::{DType, Result, engine::Backend, mesh::MeshAxis, plan::TrainPlan},
     data::Hub,
     tables::{mebibytes, table},
 };
 use clap::Args;
+use indexmap::IndexMap;
 
-use super::job::JobArgs;
+use super::{job::JobArgs, output::line};
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
@@ -37,32 +38,69 @@ pub(super) fn run(args: &CheckArgs, backends: &[Arc<dyn Backend>]) -> Result<Exi
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let spec = &job.spec;
-    println!(
+    let (spec, mesh) = (&job.spec, &plan.mesh);
+    let config = &spec.config;
+    line(format!(
         "{}: no fault. {:?} with {} parameters under {}, {} rank(s)",
         args.job.job.display(),
         spec.model.family,
         spec.model.num_parameters(),
         backend.name(),
-        plan.mesh.world_size(),
-    );
-    let rows = plan
-        .collectives
-        .iter()
-        .map(|c| {
-            vec![
-                c.operation.clone(),
-                c.axis.name().to_owned(),
-                mebibytes(c.bytes),
-                c.count.to_string(),
-            ]
-        })
-        .collect::<Vec<_>>();
+        mesh.world_size(),
+    ))?;
+    line(format!(
+        "{} steps of {} sequences, loss {}, learning rate {:e}",
+        config.steps,
+        config.batch.global_batch_size,
+        format!("{:?}", config.objective.kind).to_lowercase(),
+        config.optimizer.learning_rate,
+    ))?;
+    let master = if config.precision.compute == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    };
+    let weights = (spec.model.num_parameters() * master.size()) as u64;
+    line(format!(
+        "{} of {master} weights, {} of moments, {} of them on a rank",
+        mebibytes(weights),
+        mebibytes(2 * weights),
+        mebibytes(2 * weights / mesh.size(MeshAxis::DataShard) as u64),
+    ))?;
+    let rows = collectives(&plan);
     if !rows.is_empty() {
-        println!(
-            "{}",
-            table(&["collective", "axis", "buffer", "a step"], rows)
-        );
+        line(table(
+            &[
+                "collective",
+                "axis",
+                "largest buffer",
+                "a step",
+                "bytes a step",
+            ],
+            rows,
+        ))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A row an operation and axis.
+fn collectives(plan: &TrainPlan) -> Vec<Vec<String>> {
+    let mut sums: IndexMap<(&str, &str), (u64, usize, u64)> = IndexMap::new();
+    for c in &plan.collectives {
+        let (largest, count, bytes) = sums.entry((&c.operation, c.axis.name())).or_default();
+        *largest = c.bytes.max(*largest);
+        *count += c.count;
+        *bytes += c.bytes * c.count as u64;
+    }
+    sums.iter()
+        .map(|((operation, axis), (largest, count, bytes))| {
+            vec![
+                (*operation).to_owned(),
+                (*axis).to_owned(),
+                mebibytes(*largest),
+                count.to_string(),
+                mebibytes(*bytes),
+            ]
+        })
+        .collect()
 }

@@ -4,10 +4,12 @@ use std::{process::ExitCode, sync::Arc};
 
 use crate::{
     core::{Result, engine::Backend},
-    tables::table,
+    tables::{mebibytes, table},
 };
 use clap::Args;
 use serde_json::{Value, json};
+
+use super::output::line;
 
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {
@@ -22,6 +24,7 @@ pub(super) fn run(args: &DoctorArgs, backends: &[Arc<dyn Backend>]) -> Result<Ex
     let report = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "cores": cores,
+        "memory_bytes": memory_bytes(),
         "gemm_gflops_one_core": rate(1),
         "gemm_gflops_all_cores": rate(cores),
         "libraries": libraries(),
@@ -35,31 +38,33 @@ pub(super) fn run(args: &DoctorArgs, backends: &[Arc<dyn Backend>]) -> Result<Ex
         super::output::json(&report)?;
         return Ok(ExitCode::SUCCESS);
     }
-    println!(
-        "drivetrain {}  {cores} cores, f32 GEMM {:.1} GFLOP/s on one, {:.1} on all",
+    let memory = report["memory_bytes"].as_u64();
+    line(format!(
+        "drivetrain {}  {cores} cores, {} of memory, f32 GEMM {:.1} GFLOP/s on one core, {:.1} on all",
         env!("CARGO_PKG_VERSION"),
+        memory.map_or("an unknown amount".to_owned(), mebibytes),
         report["gemm_gflops_one_core"].as_f64().unwrap_or_default(),
         report["gemm_gflops_all_cores"].as_f64().unwrap_or_default(),
-    );
+    ))?;
     let rows = backends.iter().map(|b| capability_row(&**b)).collect();
-    println!(
-        "{}",
-        table(
-            &["backend", "families", "compute", "devices", "parallel"],
-            rows
-        )
-    );
-    let lines = |title: &str, values: &Value| {
-        println!("{title}");
-        for value in values.as_array().into_iter().flatten() {
-            println!("  {}", value.as_str().unwrap_or_default());
-        }
+    line(table(
+        &["backend", "families", "compute", "devices", "parallel"],
+        rows,
+    ))?;
+    let list = |title: &str, none: &str, values: &Value| {
+        let values: Vec<_> = values.as_array().into_iter().flatten().collect();
+        line(if values.is_empty() { none } else { title })?;
+        values
+            .iter()
+            .try_for_each(|value| line(format!("  {}", value.as_str().unwrap_or_default())))
     };
-    lines(
+    list(
         "libraries loaded from outside the system:",
+        "no library is loaded from outside the system",
         &report["libraries"],
-    );
-    lines("environment:", &report["environment"]);
+    )?;
+    let none = format!("environment: none is set of {}", VARIABLES.join(", "));
+    list("environment:", &none, &report["environment"])?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -117,23 +122,35 @@ fn libraries() -> Vec<String> {
     found
 }
 
-/// Variables that change what this program does.
+/// Memory of the machine, where the system tells (Linux).
+fn memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+/// Variables that change what this program does; of the last, only whether it is set is told.
+const VARIABLES: [&str; 8] = [
+    "LIBTORCH",
+    "LIBTORCH_USE_PYTORCH",
+    "HF_HOME",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "OMP_NUM_THREADS",
+    "RUST_LOG",
+    "HF_TOKEN",
+];
+
 fn environment() -> Vec<String> {
-    [
-        "LIBTORCH",
-        "LIBTORCH_USE_PYTORCH",
-        "HF_HOME",
-        "HF_ENDPOINT",
-        "HF_HUB_OFFLINE",
-        "OMP_NUM_THREADS",
-        "RUST_LOG",
-    ]
-    .iter()
-    .filter_map(|name| {
-        std::env::var(name)
-            .ok()
-            .map(|value| format!("{name}={value}"))
-    })
-    .chain(std::env::var_os("HF_TOKEN").map(|_| "HF_TOKEN is set".to_owned()))
-    .collect()
+    VARIABLES
+        .iter()
+        .filter_map(|&name| {
+            let value = std::env::var_os(name)?;
+            Some(match name {
+                "HF_TOKEN" => format!("{name} is set"),
+                _ => format!("{name}={}", value.to_string_lossy()),
+            })
+        })
+        .collect()
 }

@@ -43,11 +43,12 @@ pub(super) fn run(args: &ExportArgs) -> Result<ExitCode> {
     let options = HfWriterOptions {
         dtype: args.dtype,
         source_folder: Some(folder),
+        finite: true,
         ..HfWriterOptions::default()
     };
     let mut writer = HfWriter::new(&args.out, &model, options)?;
     export_checkpoint(&checkpoint, step, &model, &mut writer)?;
-    println!("step {step} exported to {}", args.out.display());
+    super::output::line(format!("step {step} exported to {}", args.out.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 

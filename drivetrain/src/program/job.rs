@@ -45,7 +45,7 @@ pub(super) fn load(
     let borrowed: Vec<&dyn Backend> = backends.iter().map(|b| &**b).collect();
     let job = load_job(source, overrides, &borrowed, hub)?;
     for warning in &job.warnings {
-        eprintln!("{warning}");
+        super::output::note(warning);
     }
     let backend = Arc::clone(&backends[job.backend]);
     Ok((job, backend))

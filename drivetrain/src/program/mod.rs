@@ -1,22 +1,26 @@
 //! The `drivetrain` program, over engines of your choice.
 //!
-//! Exit codes: 0 done, 2 config or arguments, 3 data or a file, 4 a fault at run time, 1 a defect of ours.
+//! Exit codes: 0 done, 2 config or arguments, 3 data or a file (a stdout that is full among them), 4 a fault at run
+//! time, 1 a defect of ours. A reader of stdout that leaves early changes none of it, but for `conform`, which ends
+//! with 3.
 
 mod check;
 mod compare;
 mod conform;
 mod doctor;
 mod export;
+mod interrupt;
 mod job;
 mod output;
 mod progress;
 mod score;
 mod train;
 
-use std::{process::ExitCode, sync::Arc};
+use std::{io::IsTerminal, process::ExitCode, sync::Arc};
 
 use crate::core::{Result, engine::Backend};
 use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
 
 /// The program's `main`: its commands know these engines and no others. Reads the process's arguments.
 pub fn main(backends: Vec<Arc<dyn Backend>>) -> ExitCode {
@@ -25,20 +29,25 @@ pub fn main(backends: Vec<Arc<dyn Backend>>) -> ExitCode {
         Err(error) => {
             // Help and version are asked for; everything else is a fault of the arguments.
             let code = if error.use_stderr() { 2 } else { 0 };
-            return match error.print() {
-                Ok(()) => ExitCode::from(code),
-                Err(_) => ExitCode::from(4),
-            };
+            // Where it cannot be written there is nobody to tell.
+            let _ = error.print();
+            return ExitCode::from(code);
         }
     };
+    let filter = EnvFilter::try_from_default_env();
     tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        // Our own warnings are for whoever runs the program.
+        .with_env_filter(filter.unwrap_or_else(|_| EnvFilter::new("error,drivetrain=warn")))
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .without_time()
+        .log_internal_errors(false)
         .init();
     match run(arguments, &backends) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error}");
+            output::note(format!("error: {error}"));
             ExitCode::from(error.kind().exit_code())
         }
     }

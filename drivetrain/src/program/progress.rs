@@ -7,6 +7,9 @@ use crate::core::{
     trainer::{Observer, StepRecord},
 };
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::output::{json, note};
 
 /// Shows a run's steps.
 #[derive(Debug)]
@@ -15,6 +18,8 @@ pub(super) struct Progress {
     steps: u64,
     json: bool,
     watched: bool,
+    /// Whether stdout was found unwritable.
+    broken: bool,
 }
 
 impl Progress {
@@ -36,6 +41,7 @@ impl Progress {
             steps,
             json,
             watched,
+            broken: false,
         }
     }
 
@@ -45,7 +51,7 @@ impl Progress {
         self.bar.set_message(text.to_owned());
         let every = (self.steps / 10).max(1);
         if !self.watched && !self.json && (position.is_multiple_of(every) || position <= 1) {
-            eprintln!("step {position}/{}  {text}", self.steps);
+            note(format!("step {position}/{}  {text}", self.steps));
         }
     }
 
@@ -54,7 +60,18 @@ impl Progress {
         if self.watched {
             self.bar.println(text);
         } else {
-            eprintln!("{text}");
+            note(text);
+        }
+    }
+
+    /// A value on stdout, if wanted. A run does not end because nobody can read of it.
+    fn print(&mut self, value: &impl Serialize) {
+        if self.json
+            && !self.broken
+            && let Err(error) = json(value)
+        {
+            self.broken = true;
+            self.line(&format!("no more steps are printed: {error}"));
         }
     }
 
@@ -66,9 +83,7 @@ impl Progress {
 
 impl Observer for Progress {
     fn on_step(&mut self, record: &StepRecord) -> Result<()> {
-        if self.json {
-            super::output::json(record)?;
-        }
+        self.print(record);
         if record.skipped {
             self.line(&format!(
                 "step after {}: skipped, the gradient is not finite (norm {})",
@@ -84,9 +99,7 @@ impl Observer for Progress {
     }
 
     fn on_validation(&mut self, step: u64, loss: f64) -> Result<()> {
-        if self.json {
-            super::output::json(&serde_json::json!({ "step": step, "validation_loss": loss }))?;
-        }
+        self.print(&serde_json::json!({ "step": step, "validation_loss": loss }));
         self.line(&format!("step {step}: validation loss {loss:.4}"));
         Ok(())
     }

@@ -1,6 +1,14 @@
 //! `drivetrain score`.
 
-use std::{io::Write, path::PathBuf, process::ExitCode, sync::Arc};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use crate::{
     core::{Error, ErrorKind, Result, config::JobSource, engine::Backend, files::AtomicFile},
@@ -8,6 +16,11 @@ use crate::{
     run::{ScoreOptions, score},
 };
 use clap::Args;
+
+use super::{
+    interrupt::on_interrupt,
+    output::{json, line, spare},
+};
 
 #[derive(Debug, Args)]
 pub(super) struct ScoreArgs {
@@ -20,7 +33,9 @@ pub(super) struct ScoreArgs {
     /// Sequences, a jsonl file
     #[arg(long)]
     data: PathBuf,
-    /// Where the scores go, a line a sequence
+    /// Where the scores go: {"log_probs": [..], "entropy": [..]} a sequence, in nats, a number a token, in the
+    /// order of the data. The first token's are 0; every token is scored, whatever the loss mask. A line with
+    /// `chosen` and `rejected` is two sequences
     #[arg(long)]
     out: PathBuf,
     /// Divides the logits before log-prob and entropy
@@ -37,13 +52,30 @@ pub(super) struct ScoreArgs {
     json: bool,
 }
 
+/// Keys of a job that scoring reads, and `--set` may give.
+const READ: [&str; 11] = [
+    "backends",
+    "batch",
+    "data.max_length",
+    "data.overlong",
+    "device",
+    "from_scratch",
+    "logits_budget_bytes",
+    "parallel",
+    "precision",
+    "seed",
+    "timeout_seconds",
+];
+
 pub(super) fn run(args: &ScoreArgs, backends: &[Arc<dyn Backend>]) -> Result<ExitCode> {
+    args.overrides.iter().try_for_each(|text| is_read(text))?;
+    // Required of a job; scoring writes nothing there.
+    let nowhere = format!("drivetrain-score-{}", std::process::id());
     let job = serde_json::json!({
         "model": args.model,
         "backend": args.backend,
         "steps": 1,
-        // Required of a job; scoring writes nothing there.
-        "output": ".",
+        "output": std::env::temp_dir().join(nowhere),
         "data": { "train": args.data, "shuffle": false },
         "batch": { "global_batch_size": args.batch_size },
         "objective": { "temperature": args.temperature },
@@ -51,10 +83,15 @@ pub(super) fn run(args: &ScoreArgs, backends: &[Arc<dyn Backend>]) -> Result<Exi
     // JSON is YAML.
     let source = JobSource::text(job.to_string(), "");
     let (job, backend) = super::job::load(&source, &args.overrides, backends, &Hub::from_env())?;
+    let inputs: [(&str, &Path); 2] = [("--data", &args.data), ("the model", &job.model_folder)];
+    spare("--out", &args.out, &inputs)?;
     let options = ScoreOptions {
         temperature: job.spec.config.objective.temperature,
         entropy: true,
     };
+    let stop = Arc::new(AtomicBool::new(false));
+    let to_stop = Arc::clone(&stop);
+    on_interrupt(move || to_stop.store(true, Ordering::Relaxed))?;
     let mut file = AtomicFile::create(&args.out)?;
     let failed = |cause: Box<dyn std::error::Error + Send + Sync>| {
         Error::new(ErrorKind::File, "write_scores", "cannot write the scores")
@@ -62,18 +99,42 @@ pub(super) fn run(args: &ScoreArgs, backends: &[Arc<dyn Backend>]) -> Result<Exi
             .caused_by(cause)
     };
     let count = score(&job, &*backend, &options, &mut |scores| {
+        if stop.load(Ordering::Relaxed) {
+            let message = "stopped as asked; nothing is left of the scores";
+            return Err(Error::new(ErrorKind::Interrupted, "score", message));
+        }
         let line = serde_json::to_string(&scores).map_err(|e| failed(e.into()))?;
         writeln!(file, "{line}").map_err(|e| failed(e.into()))
     })?;
     file.commit()?;
     if args.json {
-        super::output::json(&serde_json::json!({ "sequences": count, "out": args.out }))?;
+        json(&serde_json::json!({ "sequences": count, "out": args.out }))?;
     } else {
-        println!(
+        line(format!(
             "{count} sequences scored under {}: {}",
             backend.name(),
             args.out.display()
-        );
+        ))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What `--set` gives must have an effect.
+fn is_read(text: &str) -> Result<()> {
+    let key = text.split('=').next().unwrap_or_default().trim();
+    let within = |read: &str| {
+        key.strip_prefix(read)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    match READ.iter().any(|read| within(read)) {
+        true => Ok(()),
+        false => Err(Error::new(
+            ErrorKind::Config,
+            "score",
+            "a key that scoring does not read, or that has an option of its own",
+        )
+        .with("found", format!("--set {text}"))
+        .with("expected", READ.join(", "))
+        .help("leave it out, or use --model, --backend, --data or --temperature")),
+    }
 }

@@ -2,30 +2,29 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
-use drivetrain_conformance::{
-    tolerance::{StepRecord, Tensors},
-    train::{gradients, weights},
-};
 use drivetrain_core::{
-    DType, Result,
+    DType, Error, ErrorKind, Result,
     batch::{Batch, BatchTotals},
+    communicator::Communicator,
     config::{JobSpec, LoadedJob},
-    engine::{Backend, Engine, ScoreRequest, StepOptions, WeightInit, Weights, build_engine},
+    engine::{Backend, Engine, Guarded, ScoreRequest, StepOptions, WeightInit, build_engine},
     launch::run_ranks,
+    mesh::DeviceMesh,
     metrics::{peak_resident_bytes, process_cpu_seconds, reset_peak_resident},
     objective::{self, Objective},
-    plan::{MicrobatchLimit, plan_microbatches},
-    trainer::BatchSource,
+    plan::{MicrobatchLimit, MicrobatchPlan, plan_microbatches},
+    trainer::{BatchSource, complete},
     weights::WeightSource,
 };
-use drivetrain_data::{Dataset, DatasetOptions};
 use serde::Serialize;
 
 use super::{
-    parity::{PARITY_STEPS, Parity, judge},
+    evidence::{Evidence, Kept, StepEvidence},
+    open_training_data,
+    parity::{PARITY_STEPS, Parity, Truth},
     scores::global_scores,
     timeout, total_threads,
-    train::first_weights,
+    train::{first_weights, keep_reference},
 };
 
 /// What to compare.
@@ -64,21 +63,6 @@ pub struct BackendRun {
     pub mfu: f64,
     /// Peak resident bytes of the process during the run over those before it, where the system tells.
     pub peak_memory: Option<u64>,
-    /// What parity is judged by.
-    #[serde(skip)]
-    pub(super) evidence: Evidence,
-}
-
-/// What parity is judged by.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Evidence {
-    /// Log-probs of the first batch under the first weights, `[T]`.
-    pub log_probs: Vec<f64>,
-    /// The first steps, with their gradients.
-    pub steps: Vec<StepRecord>,
-    /// Weights before and after the first steps.
-    pub start: Tensors,
-    pub weights: Tensors,
 }
 
 /// All runs and the verdict.
@@ -101,11 +85,13 @@ impl CompareReport {
     }
 }
 
-/// Runs `job` under each of these backends, one after the other.
+/// Runs `job` under each of these backends, one after the other: once to see what it costs, and once more, a few
+/// steps, to see whether it agrees. Of the one held for true, log-probs, gradients of [`PARITY_STEPS`] steps and
+/// weights stay in memory; of each other, until it is judged, one gradient and the weights.
 ///
 /// # Errors
-/// Those of data, files, engines and ranks. A disagreement is no error here: see
-/// [`CompareReport::agrees`].
+/// Those of data, files, engines and ranks; `Parity` for an engine whose second run is not its first. A disagreement
+/// is no error here: see [`CompareReport::agrees`].
 pub fn compare(
     jobs: &[(LoadedJob, Arc<dyn Backend>)],
     options: &CompareOptions,
@@ -113,19 +99,22 @@ pub fn compare(
 ) -> Result<CompareReport> {
     let (job, _) = &jobs[0];
     let spec = &job.spec;
-    let dataset = Dataset::open(
-        &spec.config.data.train,
-        &DatasetOptions::of_job(spec, &job.model_folder),
-    )?;
-    let dataset = Arc::new(dataset);
+    let objective = objective::from_config(&spec.config.objective)?;
+    let dataset = open_training_data(job, &objective)?;
     let mut source = dataset.batches(spec.config.batch.global_batch_size, spec.config.seed)?;
     let batches: Vec<Batch> = (0..options.steps)
         .map(|_| source.next_batch())
         .collect::<Result<_>>()?;
     let start = first_weights(job)?;
     let mut peaks = BTreeMap::new();
-    let mut runs = Vec::new();
-    for (job, backend) in jobs {
+    let mut runs = BTreeMap::new();
+    let mut parity = BTreeMap::new();
+    let mut truth: Option<Truth<'_>> = None;
+    // The one held for true is first to run, so that the others can be judged as they come.
+    let true_one = jobs.iter().position(|(_, b)| b.is_exact()).unwrap_or(0);
+    let others = (0..jobs.len()).filter(|&n| n != true_one);
+    for n in std::iter::once(true_one).chain(others) {
+        let (job, backend) = &jobs[n];
         let mut spec = job.spec.clone();
         // Masters are compared, not what an export would round them to.
         spec.config.precision.export = Some(match spec.config.precision.compute {
@@ -133,115 +122,206 @@ pub fn compare(
             _ => DType::F32,
         });
         let threads = total_threads(&spec.config, spec.mesh()?.world_size());
+        let subject = Subject {
+            spec: &spec,
+            backend: &**backend,
+            start: &*start,
+            objective: &objective,
+        };
         let peak = *peaks
             .entry(threads)
             .or_insert_with(|| drivetrain_kernels::measure_peak_flops(threads));
-        runs.push(run(&spec, &**backend, &*start, &batches, peak, progress)?);
+        let run = subject.measure(&batches, peak, progress)?;
+        if jobs.len() > 1 {
+            let steps = &batches[..batches.len().min(PARITY_STEPS)];
+            // A gradient is compared once; those of the true one also bound the weights.
+            let gradients = if truth.is_none() { steps.len() } else { 1 };
+            let evidence = subject.observe(steps, gradients)?;
+            subject.repeats(&run, &evidence)?;
+            match &truth {
+                None => {
+                    truth = Some(Truth {
+                        model: &jobs[0].0.spec.model,
+                        optimizer: &jobs[0].0.spec.config.optimizer,
+                        start: &*start,
+                        longest: batches[0].lengths().into_iter().max().unwrap_or(0),
+                        run: run.clone(),
+                        evidence,
+                    });
+                }
+                Some(truth) => {
+                    parity.insert(n, truth.judge(&run, &evidence)?);
+                }
+            }
+        }
+        runs.insert(n, run);
     }
-    let parity = judge(&spec.model, &spec.config.optimizer, &batches[0], &runs);
     Ok(CompareReport {
         tokens: batches[0].num_tokens(),
         parameters: spec.model.num_parameters(),
-        runs,
-        parity,
+        runs: runs.into_values().collect(),
+        parity: parity.into_values().collect(),
     })
 }
 
-fn run(
-    spec: &JobSpec,
-    backend: &dyn Backend,
-    start: &dyn WeightSource,
-    batches: &[Batch],
-    peak_flops: f64,
-    progress: &(dyn Fn(&str, u64, f64) + Sync),
-) -> Result<BackendRun> {
-    let mesh = spec.mesh()?;
-    let ranks = mesh.world_size();
-    let objective = objective::from_config(&spec.config.objective)?;
-    reset_peak_resident();
-    let before = peak_resident_bytes();
-    let results = run_ranks(ranks, timeout(&spec.config), |world| {
-        let (mut engine, _) =
-            build_engine(backend, spec, world.clone(), WeightInit::Source(start))?;
-        let limit = MicrobatchLimit::from_config(&spec.config.batch);
-        let plan = |b: &Batch| plan_microbatches(&b.lengths(), b.groups(), mesh.data_size(), limit);
-        let request = ScoreRequest {
-            temperature: objective.requires().temperature,
-            ..ScoreRequest::default()
-        };
-        let first = &batches[0];
-        let mut evidence = Evidence {
-            log_probs: global_scores(&mut engine, first, &plan(first)?, &mesh, &*world, &request)?
-                .0,
-            start: weights(&mut engine, &Weights::Policy)?,
-            ..Evidence::default()
-        };
-        let mut out = Vec::new();
-        for (n, batch) in batches.iter().enumerate() {
-            world.barrier()?;
-            let (cpu, began) = (process_cpu_seconds(), Instant::now());
-            let mut global = batch.clone();
-            let mut totals = BatchTotals::count(&global);
-            objective.prepare(&mut global, &mut totals)?;
-            let share = plan(&global)?.share(&global, mesh.data_index(world.rank()))?;
-            let report = engine.forward_backward(&share, &objective, &totals)?;
-            let computed = began.elapsed();
-            // Looking at the gradients is not part of the step.
-            let seen = (n < PARITY_STEPS)
-                .then(|| gradients(&mut engine))
-                .transpose()?;
-            let resumed = Instant::now();
-            let optim = engine.optim_step(&StepOptions::default())?;
-            world.barrier()?;
-            let seconds = (computed + resumed.elapsed()).as_secs_f64();
-            out.push((
-                report.loss,
-                optim.grad_norm,
-                seconds,
-                process_cpu_seconds() - cpu,
-            ));
-            if let Some(gradients) = seen {
-                evidence.steps.push(StepRecord {
+/// A job under one engine.
+struct Subject<'a> {
+    spec: &'a JobSpec,
+    backend: &'a dyn Backend,
+    start: &'a dyn WeightSource,
+    objective: &'a dyn Objective,
+}
+
+/// One rank of it.
+struct Rank<'a> {
+    subject: &'a Subject<'a>,
+    engine: Guarded,
+    mesh: DeviceMesh,
+    world: Arc<dyn Communicator>,
+}
+
+impl Subject<'_> {
+    fn rank(&self, world: &Arc<dyn Communicator>) -> Result<Rank<'_>> {
+        let init = WeightInit::Source(self.start);
+        let (mut engine, _) = build_engine(self.backend, self.spec, world.clone(), init)?;
+        keep_reference(&mut engine, self.objective, self.start)?;
+        Ok(Rank {
+            subject: self,
+            engine,
+            mesh: self.spec.mesh()?,
+            world: world.clone(),
+        })
+    }
+
+    /// What a step costs, with nothing kept.
+    fn measure(
+        &self,
+        batches: &[Batch],
+        peak_flops: f64,
+        progress: &(dyn Fn(&str, u64, f64) + Sync),
+    ) -> Result<BackendRun> {
+        let (spec, backend) = (self.spec, self.backend);
+        let ranks = spec.mesh()?.world_size();
+        reset_peak_resident();
+        let before = peak_resident_bytes();
+        let results = run_ranks(ranks, timeout(&spec.config), |world| {
+            let mut rank = self.rank(&world)?;
+            let mut out = Vec::new();
+            for (n, batch) in batches.iter().enumerate() {
+                world.barrier()?;
+                let (cpu, began) = (process_cpu_seconds(), Instant::now());
+                let loss = rank.forward_backward(batch)?;
+                let optim = rank.engine.optim_step(&StepOptions::default())?;
+                world.barrier()?;
+                let seconds = began.elapsed().as_secs_f64();
+                out.push((loss, optim.grad_norm, seconds, process_cpu_seconds() - cpu));
+                if world.rank() == 0 {
+                    progress(backend.name(), n as u64 + 1, loss);
+                }
+            }
+            Ok(out)
+        })?;
+        let peak_memory = peak_resident_bytes()
+            .zip(before)
+            .map(|(peak, start)| peak.saturating_sub(start));
+        let steps = results.into_iter().next().unwrap_or_default();
+        let warm = &steps[usize::from(steps.len() > 1)..];
+        let step_seconds = median(warm.iter().map(|s| s.2));
+        let flops = spec.model.train_flops(&batches[0].lengths());
+        Ok(BackendRun {
+            backend: backend.name().to_owned(),
+            exact: backend.is_exact(),
+            compute: spec.config.precision.compute,
+            ranks,
+            losses: steps.iter().map(|s| s.0).collect(),
+            grad_norms: steps.iter().map(|s| s.1).collect(),
+            seconds: steps.iter().map(|s| s.2).collect(),
+            step_seconds,
+            cpu_seconds: median(warm.iter().map(|s| s.3)),
+            tokens_per_second: batches[0].num_tokens() as f64 / step_seconds,
+            peak_flops,
+            mfu: flops / step_seconds / peak_flops,
+            peak_memory,
+        })
+    }
+
+    /// The same first steps again, looked at; the gradients of the first so many.
+    fn observe(&self, batches: &[Batch], gradients: usize) -> Result<Evidence> {
+        let config = &self.spec.config;
+        let compute = config.precision.compute;
+        let ranks = self.spec.mesh()?.world_size();
+        let results = run_ranks(ranks, timeout(config), |world| {
+            let mut rank = self.rank(&world)?;
+            let mut evidence = Evidence {
+                log_probs: rank.log_probs(&batches[0])?,
+                ..Evidence::default()
+            };
+            for (n, batch) in batches.iter().enumerate() {
+                evidence.losses.push(rank.forward_backward(batch)?);
+                let gradients = match n < gradients {
+                    true => Kept::gradients(&mut rank.engine, &*world, compute)?,
+                    false => Kept::default(),
+                };
+                let optim = rank.engine.optim_step(&StepOptions::default())?;
+                evidence.steps.push(StepEvidence {
                     gradients,
                     clip_factor: optim.clip_factor,
                     learning_rate: optim.learning_rate,
                 });
-                evidence.weights = weights(&mut engine, &Weights::Policy)?;
             }
-            if world.rank() == 0 {
-                progress(backend.name(), n as u64 + 1, report.loss);
-            }
+            evidence.weights = Kept::weights(&mut rank.engine, &*world, compute)?;
+            Ok(evidence)
+        })?;
+        Ok(results.into_iter().next().unwrap_or_default())
+    }
+
+    /// What was looked at is what was measured.
+    fn repeats(&self, run: &BackendRun, evidence: &Evidence) -> Result<()> {
+        let measured = &run.losses[..evidence.losses.len()];
+        if measured == evidence.losses {
+            return Ok(());
         }
-        Ok((out, evidence))
-    })?;
-    let peak_memory = peak_resident_bytes()
-        .zip(before)
-        .map(|(peak, start)| peak.saturating_sub(start));
-    let (steps, evidence) = results.into_iter().next().unwrap_or_default();
-    // The steps whose gradients were looked at cost more CPU than a step does.
-    let clean = if steps.len() > PARITY_STEPS + 1 {
-        &steps[PARITY_STEPS..]
-    } else {
-        &steps[..]
-    };
-    let step_seconds = median(clean.iter().map(|s| s.2));
-    let flops = spec.model.train_flops(&batches[0].lengths());
-    Ok(BackendRun {
-        backend: backend.name().to_owned(),
-        exact: backend.is_exact(),
-        compute: spec.config.precision.compute,
-        ranks,
-        losses: steps.iter().map(|s| s.0).collect(),
-        grad_norms: steps.iter().map(|s| s.1).collect(),
-        seconds: steps.iter().map(|s| s.2).collect(),
-        step_seconds,
-        cpu_seconds: median(clean.iter().map(|s| s.3)),
-        tokens_per_second: batches[0].num_tokens() as f64 / step_seconds,
-        peak_flops,
-        mfu: flops / step_seconds / peak_flops,
-        peak_memory,
-        evidence,
-    })
+        let message = "the engine does not repeat its own losses";
+        Err(Error::new(ErrorKind::Parity, "compare", message)
+            .with("backend", self.backend.name())
+            .with("expected", format!("{measured:?}"))
+            .with("found", format!("{:?}", evidence.losses)))
+    }
+}
+
+impl Rank<'_> {
+    fn plan(&self, batch: &Batch) -> Result<MicrobatchPlan> {
+        let limit = MicrobatchLimit::from_config(&self.subject.spec.config.batch);
+        plan_microbatches(
+            &batch.lengths(),
+            batch.groups(),
+            self.mesh.data_size(),
+            limit,
+        )
+    }
+
+    /// The first half of a step as the trainer makes it; the global loss.
+    fn forward_backward(&mut self, batch: &Batch) -> Result<f64> {
+        let objective = self.subject.objective;
+        let mut global = batch.clone();
+        let mut totals = BatchTotals::count(&global);
+        objective.prepare(&mut global, &mut totals)?;
+        let index = self.mesh.data_index(self.world.rank());
+        let mut share = self.plan(&global)?.share(&global, index)?;
+        complete(&mut share, &mut self.engine, objective)?;
+        let report = self.engine.forward_backward(&share, objective, &totals)?;
+        Ok(report.loss)
+    }
+
+    fn log_probs(&mut self, batch: &Batch) -> Result<Vec<f64>> {
+        let request = ScoreRequest {
+            temperature: self.subject.objective.requires().temperature,
+            ..ScoreRequest::default()
+        };
+        let (plan, engine) = (self.plan(batch)?, &mut self.engine);
+        let scores = global_scores(engine, batch, &plan, &self.mesh, &*self.world, &request)?;
+        Ok(scores.0)
+    }
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

@@ -1,13 +1,13 @@
 //! Whether engines agree: each against the one held for true, by the conformance suite's own tolerances.
 
 use drivetrain_conformance::{
-    compare::{Bound, Comparison, compare},
-    tolerance::{Tensors, Tolerances, weights_after},
+    compare::{Bound, Comparison, compare, largest},
+    tolerance::{TensorStep, Tolerances, weight_after},
 };
-use drivetrain_core::{batch::Batch, config::OptimizerConfig, model::ModelSpec};
+use drivetrain_core::{Result, config::OptimizerConfig, model::ModelSpec, weights::WeightSource};
 use serde::Serialize;
 
-use super::compare::BackendRun;
+use super::{compare::BackendRun, evidence::Evidence};
 
 /// Steps whose gradients and weights are compared. Beyond a few steps no bound can be derived: two right runs
 /// drift apart, as two runs in another order of summation do.
@@ -42,87 +42,92 @@ impl Parity {
     }
 }
 
-/// Holds every run against the exact one, or the first where none is exact.
-pub(super) fn judge(
-    model: &ModelSpec,
-    optimizer: &OptimizerConfig,
-    first: &Batch,
-    runs: &[BackendRun],
-) -> Vec<Parity> {
-    let Some(truth) = runs.iter().find(|r| r.exact).or(runs.first()) else {
-        return Vec::new();
-    };
-    let longest = first.lengths().into_iter().max().unwrap_or(0);
-    let magnitude = truth
-        .evidence
-        .log_probs
-        .iter()
-        .fold(0.0f64, |m, v| m.max(v.abs()));
-    let off = |run: &BackendRun| Tolerances::derived(model, run.compute, longest, magnitude);
-    let evidence = &truth.evidence;
-    let parameters = model.parameters();
-    let gradients = evidence.steps.first().map(|s| &s.gradients);
-    let others = runs.iter().filter(|r| !std::ptr::eq(*r, truth));
-    others
-        .map(|run| {
-            let found = &run.evidence;
-            let tolerances = off(run).plus(off(truth));
-            let bounds = weights_after(
-                &parameters,
-                optimizer,
-                &evidence.start,
-                &evidence.steps,
-                &tolerances,
-            );
-            let log_probs = compare(
+/// What every engine is held against.
+pub(super) struct Truth<'a> {
+    pub(super) model: &'a ModelSpec,
+    pub(super) optimizer: &'a OptimizerConfig,
+    /// The weights that all began with.
+    pub(super) start: &'a dyn WeightSource,
+    /// The longest sequence of the first batch.
+    pub(super) longest: usize,
+    pub(super) run: BackendRun,
+    pub(super) evidence: Evidence,
+}
+
+impl Truth<'_> {
+    /// Holds a run against this one.
+    pub(super) fn judge(&self, run: &BackendRun, found: &Evidence) -> Result<Parity> {
+        let exact = &self.evidence;
+        let magnitude = largest(&exact.log_probs);
+        let off = |run: &BackendRun| {
+            Tolerances::derived(self.model, run.compute, self.longest, magnitude)
+        };
+        let tolerances = off(run).plus(off(&self.run));
+        let moved: Vec<_> = exact
+            .steps
+            .iter()
+            .map(|step| tolerances.gradients_of(&step.gradients.magnitudes()))
+            .collect();
+        let first = |evidence: &Evidence, name: &str| match evidence.steps.first() {
+            Some(step) => step.gradients.values(name).into_owned(),
+            None => Vec::new(),
+        };
+        let gradients = moved.iter().take(1).flatten().map(|(name, &moved)| {
+            let (found, expected) = (first(found, name), first(exact, name));
+            compare("gradient", name, &found, &expected, Bound::Uniform(moved))
+        });
+        let mut weights = None;
+        for spec in self.model.parameters() {
+            let name = spec.name.as_str();
+            let gradients: Vec<_> = exact
+                .steps
+                .iter()
+                .map(|step| step.gradients.values(name))
+                .collect();
+            let steps: Vec<_> = exact
+                .steps
+                .iter()
+                .zip(&gradients)
+                .zip(&moved)
+                .map(|((step, gradient), moved)| TensorStep {
+                    gradient,
+                    moved: moved[name],
+                    clip_factor: step.clip_factor,
+                    learning_rate: step.learning_rate,
+                })
+                .collect();
+            let start = self.start.read_f64(name)?;
+            let bounds = weight_after(&spec, self.optimizer, &start, &steps, &tolerances);
+            let (found, expected) = (found.weights.values(name), exact.weights.values(name));
+            let next = compare("weights", name, &found, &expected, Bound::Each(&bounds));
+            weights = worse(weights, next);
+        }
+        let nothing =
+            |quantity| compare(quantity, "nothing was compared", &[], &[0.0], Bound::Exact);
+        let losses = run.losses.iter().zip(&self.run.losses);
+        Ok(Parity {
+            backend: run.backend.clone(),
+            truth: self.run.backend.clone(),
+            log_probs: compare(
                 "log_probs",
                 "",
                 &found.log_probs,
-                &evidence.log_probs,
+                &exact.log_probs,
                 Bound::Uniform(tolerances.log_prob),
-            );
-            let empty = Tensors::new();
-            let expected = gradients.unwrap_or(&empty);
-            let of_run = found.steps.first().map_or(&empty, |s| &s.gradients);
-            let by_tensor = tolerances.gradients(expected);
-            Parity {
-                backend: run.backend.clone(),
-                truth: truth.backend.clone(),
-                log_probs,
-                gradient: worst("gradient", of_run, expected, |name| {
-                    Bound::Uniform(by_tensor[name])
-                }),
-                weights: worst("weights", &found.weights, &evidence.weights, |name| {
-                    Bound::Each(&bounds[name])
-                }),
-                loss_gap: run
-                    .losses
-                    .iter()
-                    .zip(&truth.losses)
-                    .fold(0.0f64, |m, (a, b)| m.max((a - b).abs())),
-            }
+            ),
+            gradient: gradients
+                .fold(None, worse)
+                .unwrap_or_else(|| nothing("gradient")),
+            weights: weights.unwrap_or_else(|| nothing("weights")),
+            loss_gap: losses.fold(0.0f64, |m, (a, b)| m.max((a - b).abs())),
         })
-        .collect()
+    }
 }
 
-/// The tensor that uses most of its tolerance; a missing one fails.
-fn worst<'a>(
-    quantity: &str,
-    found: &Tensors,
-    expected: &Tensors,
-    bound: impl Fn(&str) -> Bound<'a>,
-) -> Comparison {
-    let none: &[f64] = &[];
-    let each = expected.iter().map(|(name, values)| {
-        let found = found.get(name).map_or(none, Vec::as_slice);
-        compare(quantity, name, found, values, bound(name))
-    });
-    each.reduce(|a, b| {
-        if b.share > a.share || b.fault.is_some() && a.fault.is_none() {
-            b
-        } else {
-            a
-        }
-    })
-    .unwrap_or_else(|| compare(quantity, "nothing was compared", none, &[0.0], Bound::Exact))
+/// That of the tensor which uses more of its tolerance.
+fn worse(a: Option<Comparison>, b: Comparison) -> Option<Comparison> {
+    match a {
+        Some(a) if a.fault.is_some() || b.fault.is_none() && b.share <= a.share => Some(a),
+        _ => Some(b),
+    }
 }

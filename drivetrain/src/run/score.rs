@@ -1,18 +1,17 @@
 //! Log-probs and entropies of given sequences under a model.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use drivetrain_core::{
-    Result,
-    config::LoadedJob,
+    Error, ErrorKind, Result,
+    config::{LoadedJob, Overlong},
     engine::{Backend, ScoreRequest, WeightInit, build_engine},
     launch::run_ranks,
     plan::{MicrobatchLimit, plan_microbatches},
 };
-use drivetrain_data::{Dataset, DatasetOptions};
 use serde::Serialize;
 
-use super::{scores::global_scores, timeout, train::first_weights};
+use super::{open_data, scores::global_scores, timeout, train::first_weights};
 
 /// What to compute.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,10 +33,10 @@ pub struct SequenceScores {
 }
 
 /// Scores every sequence of the job's `data.train`, in the file's order, handing each to `sink` as its batch is
-/// done.
+/// done. A line that is a pair is two sequences.
 ///
 /// # Errors
-/// Those of data, files, engine and ranks.
+/// `Config` if sequences may be left out; those of data, files, engine and ranks.
 pub fn score(
     job: &LoadedJob,
     backend: &dyn Backend,
@@ -45,10 +44,14 @@ pub fn score(
     sink: &mut (dyn FnMut(SequenceScores) -> Result<()> + Send),
 ) -> Result<usize> {
     let spec = &job.spec;
-    let dataset = Arc::new(Dataset::open(
-        &spec.config.data.train,
-        &DatasetOptions::of_job(spec, &job.model_folder),
-    )?);
+    if spec.config.data.overlong == Overlong::Skip {
+        let message =
+            "a sequence that is left out would leave no row: rows would not be the data's";
+        return Err(Error::new(ErrorKind::Config, "score", message)
+            .with("found", "data.overlong: skip")
+            .help("cut what is too long (data.overlong: truncate), or raise data.max_length"));
+    }
+    let dataset = open_data(job, &spec.config.data.train)?;
     let weights = first_weights(job)?;
     let mesh = spec.mesh()?;
     let sink = Mutex::new(sink);

@@ -1,18 +1,15 @@
 //! A training run: ranks, checkpoints, metrics, the trained model.
 
-use std::{
-    path::Path,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
 };
 
 use drivetrain_core::{
     Error, ErrorKind, Result,
-    checkpoint::{Checkpoint, CheckpointStore, Identity},
+    checkpoint::{Checkpoint, Identity},
     communicator::Communicator,
-    config::{JobSpec, LoadedJob},
+    config::{LoadedJob, MODEL},
     engine::{Backend, Engine, WeightInit, Weights, build_engine},
     hf::{HfFolder, HfWriter, HfWriterOptions},
     launch::run_ranks,
@@ -21,22 +18,16 @@ use drivetrain_core::{
     trainer::{Observer, Outcome, REFERENCE, StepRecord, Trainer},
     weights::{DiscardingSink, SeededWeights, WeightSource},
 };
-use drivetrain_data::{Dataset, DatasetOptions};
 
-use super::{timeout, total_threads};
-
-/// Folder of checkpoints under a job's output.
-pub const CHECKPOINTS: &str = "checkpoints";
-/// File of metrics under a job's output, a JSON object a step.
-pub const METRICS: &str = "metrics.jsonl";
-/// Folder of the trained model under a job's output, in Hugging Face form.
-pub const MODEL: &str = "model";
+use super::{open_data, open_training_data, output::OutputFolder, timeout, total_threads};
 
 /// How to run.
 #[derive(Debug, Default)]
 pub struct TrainOptions {
     /// Continue from the newest checkpoint of the job's output.
     pub resume: bool,
+    /// Start anew where the output holds another run, which is lost.
+    pub overwrite: bool,
     /// Set from outside to save and stop.
     pub stop: AtomicBool,
 }
@@ -46,6 +37,8 @@ pub struct TrainOptions {
 pub struct TrainSummary {
     /// Committed steps.
     pub step: u64,
+    /// Those of them that the run went on from.
+    pub first_step: u64,
     /// Whether it was stopped before the last.
     pub stopped: bool,
     /// Loss of the last step, where one was made.
@@ -58,6 +51,9 @@ pub struct TrainSummary {
 
 /// Runs a job: trains, writes metrics and checkpoints, and at the end the model as a Hugging Face folder.
 ///
+/// Nothing is written before data, weights and the place of the model were found sound. If the model cannot be
+/// written at the end, a checkpoint is.
+///
 /// # Errors
 /// Those of config, data, files, engine and ranks, each with its place.
 pub fn train(
@@ -67,29 +63,26 @@ pub fn train(
     observer: &mut (dyn Observer + Send),
 ) -> Result<TrainSummary> {
     let spec = &job.spec;
-    let output = &spec.config.output;
-    let dataset = Arc::new(Dataset::open(
-        &spec.config.data.train,
-        &DatasetOptions::of_job(spec, &job.model_folder),
-    )?);
-    let identity = Identity::new(&spec.model, dataset.identity()).written_by(backend.name());
-    let store = CheckpointStore::new(output.join(CHECKPOINTS));
-    let resumed = checkpoint_to_resume(&store, &identity, output, options.resume)?;
-    let start = resumed.as_ref().map_or(0, Checkpoint::step);
-    prepare_output(spec, output)?;
-    let files = Files {
-        metrics: Mutex::new(JsonlWriter::open(&output.join(METRICS), start)?),
-        last_loss: Mutex::new(None),
-    };
-    let first = first_weights(job)?;
+    let output = OutputFolder::hold(&spec.config.output)?;
+    let start = output.step_to_resume(options)?;
+    let first_step = start.unwrap_or(0);
+    if first_step > spec.config.steps {
+        return Err(past_the_end(first_step, spec.config.steps));
+    }
+    output.check_space(spec)?;
+    drop(model_writer(job)?);
     let objective = objective::from_config(&spec.config.objective)?;
-    let validation = match &spec.config.data.validation {
-        Some(path) => {
-            let options = DatasetOptions::of_job(spec, &job.model_folder);
-            let most = spec.config.validation.max_sequences;
-            Some(Dataset::open(path, &options)?.all(most)?)
+    let dataset = open_training_data(job, &objective)?;
+    let identity = Identity::new(&spec.model, dataset.identity()).written_by(backend.name());
+    let resumed: Option<Checkpoint> = start
+        .map(|step| output.store.open_for(step, &identity))
+        .transpose()?;
+    let first = first_weights(job)?;
+    let validation = match (&spec.config.data.validation, spec.config.validation.every) {
+        (Some(path), Some(_)) => {
+            Some(open_data(job, path)?.all(spec.config.validation.max_sequences)?)
         }
-        None => None,
+        _ => None,
     };
     let ranks = spec.mesh()?.world_size();
     let peak = drivetrain_kernels::measure_peak_flops(total_threads(&spec.config, ranks));
@@ -102,14 +95,7 @@ pub fn train(
             WeightInit::Source(&*first)
         };
         let (mut engine, plan) = build_engine(backend, spec, world.clone(), init)?;
-        if objective
-            .requires()
-            .columns
-            .iter()
-            .any(|c| c == "reference_log_probs")
-        {
-            engine.import_weights(&Weights::Tag(REFERENCE.to_owned()), &*first)?;
-        }
+        keep_reference(&mut engine, &objective, &*first)?;
         let data = dataset.batches(spec.config.batch.global_batch_size, spec.config.seed)?;
         let stop = &options.stop;
         let mut trainer = Trainer::new(
@@ -122,42 +108,87 @@ pub fn train(
             stop,
         )?;
         trainer.validation = validation.clone();
-        trainer.checkpoints = Some((store.clone(), identity.clone()));
+        trainer.checkpoints = Some((output.store.clone(), identity.clone()));
         trainer.peak_flops = Some(peak);
         if let Some(checkpoint) = &resumed {
             trainer.resume(checkpoint)?;
         }
-        let outcome = if world.rank() == 0 {
-            let mut shared = observer.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut tee = Tee {
-                files: &files,
-                observer: &mut **shared,
-            };
-            trainer.run(&mut tee)?
-        } else {
-            trainer.run(&mut ())?
-        };
-        if let Outcome::Finished { .. } = outcome {
-            export(job, &mut trainer.engine, &*world)?;
+        if world.rank() != 0 {
+            let outcome = run(job, &mut trainer, &*world, &mut ())?;
+            return Ok((outcome, None));
         }
-        Ok(outcome)
+        let mut shared = observer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tee = Tee {
+            metrics: output.begin(spec, start.map(|_| trainer.kept()))?,
+            last_loss: None,
+            observer: &mut **shared,
+        };
+        let outcome = run(job, &mut trainer, &*world, &mut tee)?;
+        Ok((outcome, tee.last_loss))
     })?;
 
-    let (step, stopped) = match outcomes[0] {
+    if !output.metrics().exists() {
+        let path = output.metrics();
+        tracing::warn!("{}: was removed during the run", path.display());
+    }
+    let (outcome, last_loss) = outcomes[0];
+    let (step, stopped) = match outcome {
         Outcome::Finished { step } => (step, false),
         Outcome::Stopped { step } => (step, true),
     };
-    let last_loss = *files
-        .last_loss
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
     Ok(TrainSummary {
         step,
+        first_step,
         stopped,
         last_loss,
         skipped_sequences: dataset.skipped(),
         truncated_sequences: dataset.truncated(),
     })
+}
+
+/// Trains, and writes the model; if that fails, a checkpoint.
+fn run(
+    job: &LoadedJob,
+    trainer: &mut Trainer<'_>,
+    world: &dyn Communicator,
+    observer: &mut dyn Observer,
+) -> Result<Outcome> {
+    let outcome = trainer.run(observer)?;
+    let Outcome::Finished { step } = outcome else {
+        return Ok(outcome);
+    };
+    export(job, &mut trainer.engine, world).map_err(|fault| match fault.kind() {
+        // Nothing to go on from.
+        ErrorKind::NonFinite => fault.with("step", step),
+        _ => match trainer.save_once(observer) {
+            Ok(()) => fault
+                .with("step", step)
+                .help("the run is saved as a checkpoint: mend the cause and add --resume"),
+            Err(second) => fault.with("checkpoint", second),
+        },
+    })?;
+    Ok(outcome)
+}
+
+/// Keeps the first weights as the reference policy, where the objective asks for its log-probs.
+pub(super) fn keep_reference(
+    engine: &mut dyn Engine,
+    objective: &dyn Objective,
+    first: &dyn WeightSource,
+) -> Result<()> {
+    let columns = objective.requires().columns;
+    match columns.iter().any(|c| c == "reference_log_probs") {
+        true => engine.import_weights(&Weights::Tag(REFERENCE.to_owned()), first),
+        false => Ok(()),
+    }
+}
+
+fn past_the_end(step: u64, steps: u64) -> Error {
+    let message = "the checkpoint to resume from is past the job's last step";
+    Error::new(ErrorKind::Config, "resume", message)
+        .with("checkpoint", format!("step {step}"))
+        .with("steps", steps)
+        .help("raise `steps`, or `drivetrain export` the checkpoint")
 }
 
 impl TrainOptions {
@@ -177,97 +208,41 @@ pub(super) fn first_weights(job: &LoadedJob) -> Result<Box<dyn WeightSource>> {
     })
 }
 
-/// The checkpoint to continue, if asked for. A run is never continued, nor its files replaced, unasked.
-fn checkpoint_to_resume(
-    store: &CheckpointStore,
-    identity: &Identity,
-    output: &Path,
-    resume: bool,
-) -> Result<Option<Checkpoint>> {
-    match (store.latest()?, resume) {
-        (Some(step), true) => store.open_for(step, identity).map(Some),
-        (None, true) => Err(Error::new(
-            ErrorKind::Checkpoint,
-            "resume",
-            "no complete checkpoint to resume from",
-        )
-        .with("folder", store.root().display())
-        .help("leave --resume out to start anew, or point output: at the run to continue")),
-        (None, false) if !output.join(METRICS).exists() => Ok(None),
-        (found, false) => {
-            let found = found.map_or("its metrics".to_owned(), |step| {
-                format!("a checkpoint of step {step}")
-            });
-            Err(Error::new(
-                ErrorKind::File,
-                "start",
-                "the output folder holds another run",
-            )
-            .with("folder", output.display())
-            .with("found", found)
-            .help("add --resume to continue it, or choose another output"))
-        }
-    }
-}
-
-fn prepare_output(spec: &JobSpec, output: &Path) -> Result<()> {
-    let failed = |cause: std::io::Error| {
-        Error::new(
-            ErrorKind::File,
-            "prepare_output",
-            "cannot write to the output folder",
-        )
-        .with("folder", output.display())
-        .caused_by(cause)
-    };
-    std::fs::create_dir_all(output).map_err(failed)?;
-    std::fs::write(output.join("job.yaml"), spec.config.to_yaml()).map_err(failed)
-}
-
 fn export(job: &LoadedJob, engine: &mut dyn Engine, world: &dyn Communicator) -> Result<()> {
-    if world.rank() != 0 {
-        return engine.export_weights(&Weights::Policy, &mut DiscardingSink);
-    }
+    let opened = match world.rank() {
+        0 => model_writer(job).map(Some),
+        _ => Ok(None),
+    };
+    let exported = match world.agree("export_model", opened)? {
+        Some(mut writer) => engine.export_weights(&Weights::Policy, &mut writer),
+        None => engine.export_weights(&Weights::Policy, &mut DiscardingSink),
+    };
+    world.agree("export_model", exported)
+}
+
+/// The trained model's place, found writable.
+fn model_writer(job: &LoadedJob) -> Result<HfWriter> {
     let spec = &job.spec;
     let options = HfWriterOptions {
         dtype: spec.config.precision.export,
         source_folder: Some(job.model_folder.clone()),
+        finite: true,
         ..HfWriterOptions::default()
     };
-    let mut writer = HfWriter::new(spec.config.output.join(MODEL), &spec.model, options)?;
-    engine.export_weights(&Weights::Policy, &mut writer)
-}
-
-#[derive(Debug)]
-struct Files {
-    metrics: Mutex<JsonlWriter>,
-    last_loss: Mutex<Option<f64>>,
+    HfWriter::new(spec.config.output.join(MODEL), &spec.model, options)
 }
 
 /// Writes metrics.jsonl, then tells the caller's observer.
 struct Tee<'a> {
-    files: &'a Files,
+    metrics: JsonlWriter,
+    last_loss: Option<f64>,
     observer: &'a mut (dyn Observer + Send),
-}
-
-impl Tee<'_> {
-    fn write(&self, value: &impl serde::Serialize) -> Result<()> {
-        self.files
-            .metrics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .write(value)
-    }
 }
 
 impl Observer for Tee<'_> {
     fn on_step(&mut self, record: &StepRecord) -> Result<()> {
-        self.write(record)?;
-        *self
-            .files
-            .last_loss
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(record.loss);
+        self.metrics.write(record)?;
+        self.last_loss = Some(record.loss);
         self.observer.on_step(record)
     }
 
@@ -275,7 +250,7 @@ impl Observer for Tee<'_> {
         let mut record = JsonRecord::default();
         record.value("step", step);
         record.number("validation_loss", loss);
-        self.write(&record.finish())?;
+        self.metrics.write(&record.finish())?;
         self.observer.on_validation(step, loss)
     }
 

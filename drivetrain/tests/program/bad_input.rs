@@ -6,11 +6,7 @@ use crate::support::{Job, golden};
 
 /// A copy of a golden folder that a test may damage.
 fn damaged(job: &Job, damage: impl FnOnce(&Path)) -> String {
-    let folder = job.path("model");
-    std::fs::create_dir(&folder).unwrap();
-    for name in ["config.json", "model.safetensors"] {
-        std::fs::copy(golden("llama_mha").join(name), folder.join(name)).unwrap();
-    }
+    let folder = job.copy_model("model");
     damage(&folder);
     format!("model={}", folder.display())
 }
@@ -162,4 +158,16 @@ fn a_job_that_is_not_there_and_one_that_is_not_yaml() {
         .says(&["CFG-00"]);
     job.run(&["train"]).exits(2);
     job.run(&["fly"]).exits(2);
+}
+
+/// Found when the data is opened, before any weight is read: the file, the column, a remedy; and nothing is left.
+#[test]
+fn data_without_the_columns_of_its_objective() {
+    let job = Job::new();
+    for command in ["train", "compare"] {
+        job.run(&[command, "job.yaml", "--set", "objective.kind=ppo"])
+            .exits(3)
+            .says(&["data.jsonl", "column = advantages", "help"]);
+        assert!(!job.path("run").exists());
+    }
 }

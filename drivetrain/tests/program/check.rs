@@ -60,6 +60,24 @@ fn a_sound_job_shows_its_plan() {
     assert!(!job.path("run").exists(), "check writes nothing");
 }
 
+/// A person reads a few lines: the run, its memory, and a row an operation, not one a layer.
+#[test]
+fn a_plan_is_summed_up() {
+    let job = Job::new();
+    let ranks = ["--set", "parallel.data_parallel_size=2"];
+    let ran = job
+        .run(&[&["check", "job.yaml"][..], &ranks].concat())
+        .exits(0);
+    let text = ran.stdout();
+    assert!(text.contains("5 steps of 4 sequences, loss nll"), "{text}");
+    assert!(
+        text.contains("of moments") && text.contains("on a rank"),
+        "{text}"
+    );
+    assert_eq!(text.matches("reduce_scatter").count(), 1, "{text}");
+    assert!(text.lines().count() < 16, "{text}");
+}
+
 #[test]
 fn doctor_lists_every_backend() {
     let ran = Job::new().run(&["doctor", "--json"]).exits(0);

@@ -1,4 +1,4 @@
-use crate::support::{Job, engines};
+use crate::support::{Job, engines, golden};
 
 /// Bounds and truth are the engines' own, wherever they stand in the list.
 #[test]
@@ -108,4 +108,122 @@ fn a_defect_is_a_disagreement() {
         "{}",
         other.parity[0].weights.of
     );
+}
+
+/// Columns that the trainer would compute are computed here too, by each engine under its own weights.
+#[test]
+fn losses_of_reinforcement_learning_are_compared_on_data_without_log_probs() {
+    let job = Job::new();
+    let answers = |i: usize| [1 + i, 40 + 3 * i, 7, 90 + i];
+    let pair = |i: usize| {
+        let (chosen, rejected) = (answers(i), answers(i + 50));
+        format!(r#"{{"prompt": [1, {i}, 5], "chosen": {chosen:?}, "rejected": {rejected:?}}}"#)
+    };
+    let rollout = |i: usize| {
+        let (group, reward) = (i / 4, i % 3);
+        let answer = answers(i);
+        format!(
+            r#"{{"prompt": [1, 2], "completion": {answer:?}, "group": {group}, "rewards": {reward}}}"#
+        )
+    };
+    job.write(
+        "dpo.jsonl",
+        &(0..8).map(pair).collect::<Vec<_>>().join("\n"),
+    );
+    job.write(
+        "grpo.jsonl",
+        &(0..16).map(rollout).collect::<Vec<_>>().join("\n"),
+    );
+    let backends = format!("{},reference", engines().join(","));
+    for (kind, more) in [
+        ("dpo", "objective.beta=0.1"),
+        ("grpo", "objective.kl_coefficient=0.1"),
+    ] {
+        let sets = [
+            format!("data.train={kind}.jsonl"),
+            format!("objective.kind={kind}"),
+            more.to_owned(),
+            "batch.global_batch_size=8".to_owned(),
+            // Weights of tiny gradients move by the whole rate this way or that, and the next step's gradients with
+            // them: at a high rate no bound knows how far.
+            "optimizer.learning_rate=1e-4".to_owned(),
+            "parallel.data_parallel_size=2".to_owned(),
+        ];
+        let sets: Vec<&str> = sets.iter().flat_map(|s| ["--set", s.as_str()]).collect();
+        let compare = [
+            "compare",
+            "job.yaml",
+            "--steps",
+            "2",
+            "--json",
+            "--backends",
+            &backends,
+        ];
+        let ran = job.run(&[&compare[..], &sets].concat()).exits(0);
+        let result: serde_json::Value = serde_json::from_str(&ran.stdout()).unwrap();
+        assert_eq!(
+            result["parity"].as_array().unwrap().len(),
+            engines().len(),
+            "{kind}"
+        );
+        for run in result["runs"].as_array().unwrap() {
+            assert!(
+                run["grad_norms"][0].as_f64().unwrap() > 0.0,
+                "{kind}: {run}"
+            );
+        }
+    }
+}
+
+/// What is measured is the engine's own: evidence of another engine and of the other ranks is not in it.
+#[test]
+fn the_measured_memory_is_the_engines() {
+    let job = Job::new();
+    let model = job.path("wide");
+    std::fs::create_dir(&model).unwrap();
+    let config = std::fs::read_to_string(golden("llama_mha").join("config.json")).unwrap();
+    let wide = config.replace("\"vocab_size\": 256", "\"vocab_size\": 40000");
+    assert_ne!(wide, config);
+    job.write("wide/config.json", &wide);
+    let sets = ["--set", "model=wide", "--set", "from_scratch=true"];
+    let ranks = [
+        "parallel.data_parallel_size=2",
+        "steps=1",
+        "checkpoint.every=null",
+    ];
+    let ranks: Vec<&str> = ranks.iter().flat_map(|s| ["--set", s]).collect();
+    let peak = |arguments: &[&str]| {
+        let ran = job.run(&[arguments, &sets, &ranks].concat()).exits(0);
+        let line = ran.stdout().lines().next().unwrap().to_owned();
+        serde_json::from_str::<serde_json::Value>(&line).unwrap()
+    };
+    for engine in engines() {
+        let backend = format!("backend={engine}");
+        let trained = peak(&[
+            "train",
+            "job.yaml",
+            "--json",
+            "--overwrite",
+            "--set",
+            &backend,
+        ]);
+        let trained = trained["peak_memory"].as_u64().unwrap();
+        let others: Vec<&str> = engines().into_iter().filter(|e| *e != engine).collect();
+        let backends = [&[engine][..], &others].concat().join(",");
+        let compare = [
+            "compare",
+            "job.yaml",
+            "--json",
+            "--steps",
+            "2",
+            "--backends",
+            &backends,
+        ];
+        let compared = peak(&compare);
+        let compared = compared["runs"][0]["peak_memory"].as_u64().unwrap();
+        assert!(
+            compared <= trained + trained / 4,
+            "{engine}: {compared} {trained}"
+        );
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Child, Command, Output, Stdio},
 };
 
 use tempfile::TempDir;
@@ -97,6 +97,55 @@ impl Job {
         Ran(output)
     }
 
+    /// The same, with its streams elsewhere.
+    pub(crate) fn run_into(&self, arguments: &[&str], stdout: Stdio, stderr: Stdio) -> Ran {
+        let mut command = self.command(arguments);
+        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        Ran(command.spawn().unwrap().wait_with_output().unwrap())
+    }
+
+    /// Starts it, and does not wait.
+    pub(crate) fn start(&self, arguments: &[&str]) -> Running {
+        let mut command = self.command(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running(command.spawn().unwrap())
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_drivetrain"));
+        command.current_dir(self.folder.path()).args(arguments);
+        command
+    }
+
+    /// Waits up to a minute until a file, or a folder (of which the text is empty), is as wanted.
+    pub(crate) fn wait_for(&self, name: &str, wanted: impl Fn(&str) -> bool) {
+        let began = std::time::Instant::now();
+        while !self.path(name).exists()
+            || !wanted(&std::fs::read_to_string(self.path(name)).unwrap_or_default())
+        {
+            assert!(
+                began.elapsed().as_secs() < 60,
+                "{name} is not there in a minute"
+            );
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
+    /// A folder with a golden model, to be damaged or endangered.
+    pub(crate) fn copy_model(&self, name: &str) -> PathBuf {
+        let folder = self.path(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        for name in ["config.json", "model.safetensors"] {
+            std::fs::copy(golden("llama_mha").join(name), folder.join(name)).unwrap();
+        }
+        folder
+    }
+
+    /// A file's text.
+    pub(crate) fn text(&self, name: &str) -> String {
+        String::from_utf8(bytes(&self.path(name))).unwrap()
+    }
+
     /// metrics.jsonl of a run: the value of a key in every line that has it.
     pub(crate) fn metric(&self, run: &str, key: &str) -> Vec<f64> {
         let text = std::fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
@@ -104,6 +153,31 @@ impl Job {
             .map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap())
             .filter_map(|v| v[key].as_f64())
             .collect()
+    }
+}
+
+/// The program, while it runs.
+pub(crate) struct Running(Child);
+
+impl Running {
+    pub(crate) fn id(&self) -> String {
+        self.0.id().to_string()
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").args([signal, &self.id()]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Signals it and waits for its end.
+    pub(crate) fn kill(self, signal: &str) {
+        self.signal(signal);
+        self.0.wait_with_output().unwrap();
+    }
+
+    /// Waits for its end.
+    pub(crate) fn ends(self) -> Ran {
+        Ran(self.0.wait_with_output().unwrap())
     }
 }
 

@@ -25,9 +25,17 @@ fn latest_follows_from_the_names() {
     );
     let error = store.open(10).unwrap_err();
     assert_eq!(error.context("found"), Some("steps [9, 20, 100]"));
+    fs::create_dir_all(store.root().join(".step-00000007.tmp/left by a kill")).unwrap();
     assert_eq!(store.prune(2).unwrap(), [9]);
+    assert_eq!(entries(store.root()), ["step-00000020", "step-00000100"]);
     assert_eq!(store.prune(0).unwrap(), [20]);
     assert_eq!(entries(store.root()), ["step-00000100"]);
+    fs::create_dir(store.root().join("step-00000101")).unwrap();
+    fs::create_dir(store.root().join("notes")).unwrap();
+    assert!(!store.is_empty().unwrap());
+    store.clear().unwrap();
+    assert!(store.is_empty().unwrap());
+    assert_eq!(entries(store.root()), ["notes"]);
 }
 
 #[test]

@@ -19,7 +19,7 @@ use self::{
     schema::Schema,
     tree::{Content, Node, Origin, Path},
 };
-use super::{JobConfig, JobSpec, rules};
+use super::{JobConfig, JobSpec, emit::is_emitted, rules};
 use crate::{
     Diagnostic, Error, ErrorKind, Result, Severity,
     engine::Backend,
@@ -72,6 +72,7 @@ pub struct JobSource {
     text: String,
     folder: PathBuf,
     name: String,
+    file: Option<PathBuf>,
 }
 
 impl JobSource {
@@ -92,6 +93,7 @@ impl JobSource {
             text,
             folder: path.parent().map(FilePath::to_owned).unwrap_or_default(),
             name: path.display().to_string(),
+            file: Some(path.to_owned()),
         })
     }
 
@@ -101,7 +103,25 @@ impl JobSource {
             text: text.into(),
             folder: folder.into(),
             name: "(text)".to_owned(),
+            file: None,
         }
+    }
+
+    /// What the job reads, in words, and where it is. A file that a run wrote may be written again.
+    fn inputs(&self, config: &JobConfig, model: Option<&PathBuf>) -> Vec<(&'static str, PathBuf)> {
+        let file = self.file.iter().filter(|_| !is_emitted(&self.text));
+        let named = |what, path: &PathBuf| (what, path.clone());
+        file.map(|path| named("the job's own file", path))
+            .chain(model.map(|path| named("the model that is trained", path)))
+            .chain([named("data.train", &config.data.train)])
+            .chain(
+                config
+                    .data
+                    .validation
+                    .iter()
+                    .map(|path| named("data.validation", path)),
+            )
+            .collect()
     }
 }
 
@@ -223,7 +243,9 @@ impl Draft {
             .backend
             .filter(|_| is_sound("backend"))
             .map(|i| backends[i]);
+        let inputs = source.inputs(&config, model.as_ref().map(|(_, folder)| folder));
         let facts = rules::Facts {
+            inputs: &inputs,
             config: &config,
             model: model.as_ref().map(|(spec, _)| spec),
             backend,

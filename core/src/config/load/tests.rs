@@ -270,7 +270,7 @@ fn missing_keys_say_what_belongs_there() {
     );
     assert_eq!(
         faults[2].remedy,
-        "add `train:` (jsonl with a sequence a line; text)"
+        "add `train:` (a jsonl file with a sequence a line; text)"
     );
     assert_eq!(desk.faults("", &[]).len(), 6);
 }
@@ -473,8 +473,8 @@ fn yaml_faults_have_line_and_column() {
 fn aliases_stand_for_whole_values_but_not_for_a_bomb() {
     let desk = Desk::new();
     let text = GOOD
-        .replace("model: model", "model: &m model")
-        .replace("output: out", "output: *m");
+        .replace("steps: 10", "steps: &n 10\nseed: *n")
+        .replace("output: out", "output: &o out");
     assert!(desk.load(&text, &[]).is_ok());
     let mut bomb = "a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n".to_owned();
     for i in 1..9 {

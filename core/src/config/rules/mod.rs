@@ -9,6 +9,8 @@ mod optimizer;
 mod parallel;
 mod run;
 
+use std::path::PathBuf;
+
 use super::{JobConfig, JobSpec, load::STRUCTURAL_RULES};
 use crate::{
     Diagnostic, Severity,
@@ -24,6 +26,8 @@ pub(super) struct Facts<'a> {
     /// `None` where the name is unknown.
     pub(super) backend: Option<&'a dyn Backend>,
     pub(super) backends: &'a [&'a dyn Backend],
+    /// What the job reads that its output must not overwrite, in words, and where it is.
+    pub(super) inputs: &'a [(&'static str, PathBuf)],
 }
 
 /// One rule. It runs only where every key it reads was well-formed; one that judges each key by itself names
@@ -47,7 +51,7 @@ const TABLES: [&[Rule]; 8] = [
 ];
 
 /// What these look for is on the disk of whoever writes YAML; a job built in code may have no files.
-const RULES_OF_FILES: [&str; 2] = ["DATA-02", "OUT-01"];
+const RULES_OF_FILES: [&str; 3] = ["DATA-02", "OUT-01", "OUT-02"];
 
 /// Every rule's id with what it finds: the loader's, the model's, then those of the tables.
 pub fn rule_list() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -90,6 +94,7 @@ pub(crate) fn judge_job(job: &JobSpec, backend: &dyn Backend) -> (Vec<Diagnostic
         model: Some(&job.model),
         backend: Some(backend),
         backends: &[],
+        inputs: &[],
     };
     let mut unclaimed = false;
     found.extend(job.model.check());

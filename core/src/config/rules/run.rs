@@ -3,6 +3,10 @@
 use std::path::Path;
 
 use super::Rule;
+use crate::{
+    config::{CHECKPOINTS, JOB, METRICS, MODEL},
+    files::real,
+};
 
 /// Longest timeout: 100 days.
 const MAX_TIMEOUT_SECONDS: f64 = 8_640_000.0;
@@ -37,6 +41,30 @@ pub(super) const RULES: &[Rule] = &[
                     format!("{} cannot be written", existing.display()),
                     "name a folder that you may write",
                 );
+            }
+        },
+    },
+    Rule {
+        id: "OUT-02",
+        what: "an output that would overwrite what the job reads",
+        reads: &["output"],
+        check: |facts, faults| {
+            let output = real(&facts.config.output);
+            let at = |name: &str| real(&output.join(name));
+            for (what, path) in facts.inputs {
+                let path = real(path);
+                if path == output
+                    || [JOB, METRICS].iter().any(|name| path == at(name))
+                    || [MODEL, CHECKPOINTS]
+                        .iter()
+                        .any(|name| path.starts_with(at(name)))
+                {
+                    faults.error(
+                        "output",
+                        format!("{} would be overwritten, which is {what}", path.display()),
+                        "name another folder",
+                    );
+                }
             }
         },
     },
@@ -107,7 +135,7 @@ pub(super) const RULES: &[Rule] = &[
                 {
                     faults.warning(
                         path,
-                        format!("every {every} steps, but the run has {steps}: it never happens"),
+                        format!("every {every} steps, but the run has only {steps}"),
                         format!("write {steps} or less"),
                     );
                 }

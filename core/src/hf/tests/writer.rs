@@ -132,6 +132,7 @@ fn shards_and_another_dtype_are_said_truly() {
         dtype: Some(DType::F32),
         shard_bytes: 400,
         source_folder: None,
+        finite: false,
     };
     export(&source, &to, &model, options).unwrap();
     let index: Value =
@@ -297,4 +298,41 @@ fn a_full_disk_leaves_one_clear_error() {
         "{text}"
     );
     assert!(entries(folder.path()).is_empty());
+}
+
+#[test]
+fn the_source_is_not_its_own_place() {
+    let (folder, model) = (tempfile::tempdir().unwrap(), model(&config()));
+    let from = folder.path().join("from");
+    fs::create_dir(&from).unwrap();
+    source(&from, &model, Dtype::F32);
+    let before = fs::read(from.join("model.safetensors")).unwrap();
+    std::os::unix::fs::symlink("from", folder.path().join("link")).unwrap();
+    for place in ["from", "./from/", "link"] {
+        let options = HfWriterOptions {
+            source_folder: Some(from.clone()),
+            ..Default::default()
+        };
+        let error = HfWriter::new(folder.path().join(place), &model, options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{place}");
+    }
+    assert_eq!(fs::read(from.join("model.safetensors")).unwrap(), before);
+}
+
+#[test]
+fn where_only_finite_weights_are_wanted_another_is_named() {
+    let (folder, model) = (tempfile::tempdir().unwrap(), model(&config()));
+    let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+    fs::create_dir(&from).unwrap();
+    // With a NaN in the first tensor.
+    let source = source(&from, &model, Dtype::BF16);
+    let options = HfWriterOptions {
+        finite: true,
+        ..Default::default()
+    };
+    let error = export(&source, &to, &model, options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NonFinite);
+    let first = &model.parameters()[0].name;
+    assert_eq!(error.context("tensor"), Some(first.as_str()));
+    assert_eq!(entries(folder.path()), ["from"]);
 }

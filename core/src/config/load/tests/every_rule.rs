@@ -67,11 +67,12 @@ const BREAKING: [(&str, &str); 47] = [
     ("objective.kind=dpo", "OBJ-06"),
 ];
 
-const BREAKING_RUN: [(&str, &str); 8] = [
+const BREAKING_RUN: [(&str, &str); 9] = [
     ("data.max_length=65", "DATA-01"),
     ("data.train=nowhere.jsonl", "DATA-02"),
     ("validation.every=5", "DATA-03"),
     ("output=model/config.json/out", "OUT-01"),
+    ("output=model", "OUT-02"),
     ("timeout_seconds=1e9", "TIME-01"),
     ("model=wordy logits_budget_bytes=65536", "LOGITS-01"),
     ("backend=wide checkpoint.every=2", "CKPT-01"),
