@@ -26,6 +26,7 @@ use crate::{
     options::Options,
     sharding::ShardGroup,
     units::Units,
+    warm_up::warm_up,
     weights,
 };
 
@@ -50,6 +51,7 @@ impl FsdpEngine {
         world: Arc<dyn Communicator>,
         init: WeightInit<'_>,
     ) -> Result<Self> {
+        warm_up()?;
         let threads = plan.config.parallel.threads(world.world_size());
         tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
         let _no_grad = tch::no_grad_guard();

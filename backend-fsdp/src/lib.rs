@@ -23,6 +23,7 @@ mod shim;
 #[cfg(test)]
 mod tests;
 mod units;
+mod warm_up;
 mod weights;
 
 pub use backend::Fsdp;
