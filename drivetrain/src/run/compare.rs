@@ -61,7 +61,8 @@ pub struct BackendRun {
     pub peak_flops: f64,
     /// Model FLOP/s over that rate, at the median step.
     pub mfu: f64,
-    /// Peak resident bytes of the process during the run over those before it, where the system tells.
+    /// Peak resident bytes of the process during the run, where the system tells: what it held before, such as the
+    /// files of weights and the libraries, counts.
     pub peak_memory: Option<u64>,
 }
 
@@ -203,7 +204,6 @@ impl Subject<'_> {
         let (spec, backend) = (self.spec, self.backend);
         let ranks = spec.mesh()?.world_size();
         reset_peak_resident();
-        let before = peak_resident_bytes();
         let results = run_ranks(ranks, timeout(&spec.config), |world| {
             let mut rank = self.rank(&world)?;
             let mut out = Vec::new();
@@ -221,9 +221,7 @@ impl Subject<'_> {
             }
             Ok(out)
         })?;
-        let peak_memory = peak_resident_bytes()
-            .zip(before)
-            .map(|(peak, start)| peak.saturating_sub(start));
+        let peak_memory = peak_resident_bytes();
         let steps = results.into_iter().next().unwrap_or_default();
         let warm = &steps[usize::from(steps.len() > 1)..];
         let step_seconds = median(warm.iter().map(|s| s.2));
