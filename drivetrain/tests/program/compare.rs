@@ -1,22 +1,28 @@
+use serde_json::Value;
+
 use crate::support::{Job, engines, golden};
+
+/// What `compare --json` says of a job, which it finds in agreement.
+fn compared(job: &Job, backends: &str, steps: &str, more: &[&str]) -> Value {
+    let compare = [
+        "compare",
+        "job.yaml",
+        "--json",
+        "--backends",
+        backends,
+        "--steps",
+        steps,
+    ];
+    let ran = job.run(&[&compare[..], more].concat()).exits(0);
+    serde_json::from_str(&ran.stdout()).unwrap()
+}
 
 /// Bounds and truth are the engines' own, wherever they stand in the list.
 #[test]
 fn the_order_of_engines_changes_no_verdict() {
     let job = Job::new();
     let backends = format!("reference,{}", engines().join(","));
-    let ran = job
-        .run(&[
-            "compare",
-            "job.yaml",
-            "--backends",
-            &backends,
-            "--steps",
-            "1",
-            "--json",
-        ])
-        .exits(0);
-    let result: serde_json::Value = serde_json::from_str(&ran.stdout()).unwrap();
+    let result = compared(&job, &backends, "1", &[]);
     assert_eq!(result["runs"][0]["exact"], true);
     assert_eq!(result["runs"][0]["compute"], "f64");
     assert_eq!(result["parity"].as_array().unwrap().len(), engines().len());
@@ -37,18 +43,7 @@ fn engines_agree_and_the_report_says_so() {
         .chain(["reference"])
         .collect::<Vec<_>>()
         .join(",");
-    let ran = job
-        .run(&[
-            "compare",
-            "job.yaml",
-            "--backends",
-            &backends,
-            "--steps",
-            "4",
-            "--json",
-        ])
-        .exits(0);
-    let result: serde_json::Value = serde_json::from_str(&ran.stdout()).unwrap();
+    let result = compared(&job, &backends, "4", &[]);
     assert_eq!(result["parity"].as_array().unwrap().len(), engines().len());
     for run in result["runs"].as_array().unwrap() {
         assert_eq!(run["losses"].as_array().unwrap().len(), 4);
@@ -150,17 +145,7 @@ fn losses_of_reinforcement_learning_are_compared_on_data_without_log_probs() {
             "parallel.data_parallel_size=2".to_owned(),
         ];
         let sets: Vec<&str> = sets.iter().flat_map(|s| ["--set", s.as_str()]).collect();
-        let compare = [
-            "compare",
-            "job.yaml",
-            "--steps",
-            "2",
-            "--json",
-            "--backends",
-            &backends,
-        ];
-        let ran = job.run(&[&compare[..], &sets].concat()).exits(0);
-        let result: serde_json::Value = serde_json::from_str(&ran.stdout()).unwrap();
+        let result = compared(&job, &backends, "2", &sets);
         assert_eq!(
             result["parity"].as_array().unwrap().len(),
             engines().len(),
