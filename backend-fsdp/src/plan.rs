@@ -102,8 +102,10 @@ fn ops(model: &ModelSpec, tokens: usize, length: usize) -> Vec<PlannedOp> {
         });
     };
     for spec in model.parameters() {
-        let (ParameterKind::ColumnLinear | ParameterKind::RowLinear | ParameterKind::Head) =
-            spec.kind
+        let (ParameterKind::ColumnLinear
+        | ParameterKind::KeyValueLinear
+        | ParameterKind::RowLinear
+        | ParameterKind::Head) = spec.kind
         else {
             continue;
         };

@@ -17,10 +17,14 @@ pub enum ParameterKind {
     Norm,
     /// RMSNorm weight over a head, `[E]`.
     HeadNorm,
-    /// Linear weight `[out, in]` split by output (q, k, v, gate, up).
+    /// Linear weight `[out, in]` split by output (q, gate, up).
     ColumnLinear,
     /// Bias `[out]` of a column linear.
     ColumnBias,
+    /// Linear weight `[out, in]` split by key/value head (k, v), replicated where heads are fewer than ranks.
+    KeyValueLinear,
+    /// Bias `[out]` of a key/value linear.
+    KeyValueBias,
     /// Linear weight `[out, in]` split by input (o, down).
     RowLinear,
     /// Router weight `[X, D]`.
@@ -104,7 +108,9 @@ impl List<'_> {
     }
 
     fn layer(&mut self, index: usize) {
-        use ParameterKind::{ColumnBias, ColumnLinear, HeadNorm, Norm, RowLinear};
+        use ParameterKind::{
+            ColumnBias, ColumnLinear, HeadNorm, KeyValueBias, KeyValueLinear, Norm, RowLinear,
+        };
         let model = self.model;
         let (d, e) = (model.hidden_size, model.head_dim);
         let (he, ke) = (model.num_heads * e, model.num_kv_heads * e);
@@ -118,14 +124,14 @@ impl List<'_> {
             );
         };
         add("input_layernorm.weight", &[d], Norm);
-        for (name, rows) in [("q", he), ("k", ke), ("v", ke)] {
-            add(
-                &format!("self_attn.{name}_proj.weight"),
-                &[rows, d],
-                ColumnLinear,
-            );
+        for (name, rows, weight, bias) in [
+            ("q", he, ColumnLinear, ColumnBias),
+            ("k", ke, KeyValueLinear, KeyValueBias),
+            ("v", ke, KeyValueLinear, KeyValueBias),
+        ] {
+            add(&format!("self_attn.{name}_proj.weight"), &[rows, d], weight);
             if model.qkv_bias {
-                add(&format!("self_attn.{name}_proj.bias"), &[rows], ColumnBias);
+                add(&format!("self_attn.{name}_proj.bias"), &[rows], bias);
             }
         }
         if model.qk_norm {

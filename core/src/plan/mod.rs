@@ -1,9 +1,11 @@
 //! What each rank will hold and do, as plain data.
 
+mod holding;
 mod microbatch;
 mod schedule;
 mod sizes;
 
+pub use holding::{Holding, Holdings, share};
 pub use microbatch::{MicrobatchLimit, MicrobatchPlan, plan_microbatches};
 pub use schedule::{PipelineAction, PipelineSchedule};
 pub use sizes::Sizes;

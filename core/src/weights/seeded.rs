@@ -75,7 +75,7 @@ impl WeightSource for SeededWeights {
 fn fill(seed: u64, parameter: &ParameterSpec, std: f64, start: usize, out: &mut [f32]) {
     match parameter.kind {
         ParameterKind::Norm | ParameterKind::HeadNorm => out.fill(1.0),
-        ParameterKind::ColumnBias => out.fill(0.0),
+        ParameterKind::ColumnBias | ParameterKind::KeyValueBias => out.fill(0.0),
         _ => {
             let key = xxh3_64_with_seed(parameter.name.as_bytes(), seed);
             for (i, value) in out.iter_mut().enumerate() {
