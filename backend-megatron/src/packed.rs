@@ -1,6 +1,7 @@
 //! A micro-batch as the modules see it: tokens end to end, positions, and which rows the head scores.
 
 use drivetrain_core::batch::Batch;
+use drivetrain_kernels::ops::attention::Span;
 
 /// One micro-batch of T tokens.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -42,6 +43,11 @@ impl Packed {
     /// N.
     pub(crate) fn num_scored(&self) -> usize {
         self.scored.len()
+    }
+
+    /// Each sequence attends to itself.
+    pub(crate) fn spans(&self) -> Vec<Span> {
+        Span::packed(&self.starts)
     }
 
     /// The longest sequence.

@@ -10,7 +10,7 @@ use drivetrain_core::{Result, model::ModelSpec, plan::PlannedOp};
 use drivetrain_kernels::{
     Rows, RowsMut,
     ops::{
-        attention::{self, AttentionDims, Gradients, Inputs, Saved},
+        attention::{self, AttentionDims, Gradients, Inputs, Saved, Span},
         rms_norm::{self, RmsNormDims},
         rope::{self, RopeDims},
     },
@@ -162,7 +162,8 @@ impl Attention {
                 rotate(cx, h, rope::forward, q, k);
             }
         }
-        let dims = self.dims(cx);
+        let spans = cx.packed.spans();
+        let dims = self.dims(&spans);
         let mut saved = SavedAttention {
             qkv,
             normed,
@@ -174,6 +175,7 @@ impl Attention {
             cx.cpu,
             &dims,
             &inputs(h, &saved.qkv, saved.normed.as_ref()),
+            false,
             RowsMut::contiguous(&mut saved.out, h.q()),
             &mut saved.lse,
             &mut scratch,
@@ -229,7 +231,8 @@ impl Attention {
         dout: &[f32], // [T, H E]
         gradients: Gradients<'_>,
     ) {
-        let (dims, width) = (self.dims(cx), self.heads.q());
+        let spans = cx.packed.spans();
+        let (dims, width) = (self.dims(&spans), self.heads.q());
         let mut scratch = cx.workspace.take(dims.backward_scratch_len(cx.cpu));
         attention::backward(
             cx.cpu,
@@ -240,14 +243,15 @@ impl Attention {
                 lse: &saved.lse,
                 dout: Rows::contiguous(dout, width),
             },
+            false,
             gradients,
             &mut scratch,
         );
     }
 
-    fn dims<'a>(&self, cx: &Context<'a>) -> AttentionDims<'a> {
+    fn dims<'a>(&self, spans: &'a [Span]) -> AttentionDims<'a> {
         AttentionDims {
-            cu_seqlens: &cx.packed.starts,
+            spans,
             heads: self.heads.heads,
             kv_heads: self.heads.kv_heads,
             head_dim: self.heads.head_dim,

@@ -73,10 +73,6 @@ impl Embedding {
     }
 
     fn dims(&self, cx: &Context<'_>) -> EmbeddingDims {
-        EmbeddingDims {
-            tokens: cx.packed.num_tokens(),
-            vocab: self.vocab,
-            width: self.width,
-        }
+        EmbeddingDims::whole(cx.packed.num_tokens(), self.vocab, self.width)
     }
 }

@@ -359,11 +359,11 @@ impl Head {
     }
 
     fn row_dims(&self, cx: &Context<'_>) -> EmbeddingDims {
-        EmbeddingDims {
-            tokens: cx.packed.num_scored(),
-            vocab: cx.packed.num_tokens(),
-            width: self.norm.width,
-        }
+        EmbeddingDims::whole(
+            cx.packed.num_scored(),
+            cx.packed.num_tokens(),
+            self.norm.width,
+        )
     }
 
     fn linear_dims(&self, rows: usize) -> LinearDims {
@@ -371,11 +371,7 @@ impl Head {
     }
 
     fn loss_dims(&self, request: HeadRequest, rows: usize) -> CrossEntropyDims {
-        CrossEntropyDims {
-            rows,
-            vocab: self.vocab,
-            temperature: request.temperature as f32,
-        }
+        CrossEntropyDims::whole(rows, self.vocab, request.temperature as f32)
     }
 
     fn span(&self, rows: &Range<usize>) -> Range<usize> {

@@ -1,6 +1,6 @@
 //! Ops bound by arithmetic.
 
-use drivetrain_kernels::ops::attention::{self, AttentionDims, Gradients, Inputs, Saved};
+use drivetrain_kernels::ops::attention::{self, AttentionDims, Gradients, Inputs, Saved, Span};
 use drivetrain_kernels::ops::linear::{self, LinearDims};
 use drivetrain_kernels::{Rows, RowsMut};
 
@@ -45,15 +45,16 @@ pub(crate) fn attention(report: &mut Report<'_>) {
         ("e128", &starts, 2 * E, None),
         ("e16", &starts, E / 4, None),
     ] {
+        let spans = Span::packed(cu_seqlens);
         let dims = AttentionDims {
-            cu_seqlens,
+            spans: &spans,
             heads: H,
             kv_heads: K,
             head_dim,
             scale: (head_dim as f32).sqrt().recip(),
             window,
         };
-        let (tokens, q, kv) = (dims.tokens(), H * head_dim, K * head_dim);
+        let (tokens, q, kv) = (*cu_seqlens.last().unwrap(), H * head_dim, K * head_dim);
         let width = q + 2 * kv;
         let (qkv, dout) = (values(tokens * width), values(tokens * q));
         let rows = Rows::contiguous(&qkv, width);
@@ -71,7 +72,7 @@ pub(crate) fn attention(report: &mut Report<'_>) {
             Work::Flops(flops),
             |cpu| {
                 let out = RowsMut::contiguous(&mut out, q);
-                attention::forward(cpu, &dims, &inputs, out, &mut lse, &mut scratch);
+                attention::forward(cpu, &dims, &inputs, false, out, &mut lse, &mut scratch);
             },
         );
         report.run(
@@ -85,7 +86,7 @@ pub(crate) fn attention(report: &mut Report<'_>) {
                 };
                 let [dq, dk, dv] = RowsMut::contiguous(&mut dqkv, width).split_columns([q, kv, kv]);
                 let gradients = Gradients { dq, dk, dv };
-                attention::backward(cpu, &dims, &inputs, &saved, gradients, &mut scratch);
+                attention::backward(cpu, &dims, &inputs, &saved, false, gradients, &mut scratch);
             },
         );
     }

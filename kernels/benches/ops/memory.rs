@@ -66,11 +66,7 @@ pub(crate) fn rows(report: &mut Report<'_>) {
         linear::backward_bias(cpu, &dims, &fused, true, &mut dbias);
     });
 
-    let dims = EmbeddingDims {
-        tokens: T,
-        vocab: V,
-        width: D,
-    };
+    let dims = EmbeddingDims::whole(T, V, D);
     let ids: Vec<u32> = (0..T as u32).map(|t| t * 7919 % V as u32).collect();
     let mut table = values(V * D);
     let mut y = values(T * D);
@@ -85,11 +81,7 @@ pub(crate) fn rows(report: &mut Report<'_>) {
 /// A chunk of 256 rows of logits, 8 MiB.
 pub(crate) fn cross_entropy(report: &mut Report<'_>) {
     let rows = 256;
-    let dims = CrossEntropyDims {
-        rows,
-        vocab: V,
-        temperature: 1.0,
-    };
+    let dims = CrossEntropyDims::whole(rows, V, 1.0);
     let logits = values(rows * V);
     let targets: Vec<u32> = (0..rows as u32).map(|r| r * 31).collect();
     let (mut log_prob, mut entropy, mut lse) = (vec![0.0; rows], vec![0.0; rows], vec![0.0; rows]);

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use super::block::{Padded, QUERIES, QueryBlock, SCORES, Task, cut, cut_len, for_tasks};
+use super::block::{Padded, QUERIES, QueryBlock, SCORES, cut, cut_len};
 use super::block::{pack_columns, pack_rows};
+use super::span::{Groups, Piece};
 use super::{AttentionDims, Gradients, Inputs, Saved};
 use crate::micro::{COLUMNS, Causal, Left, Out, Right, product};
 use crate::rows::SharedMut;
@@ -22,7 +23,7 @@ fn tile_sizes(padded: Padded) -> [usize; 12] {
 
 /// Elements of scratch a worker needs.
 pub(super) fn scratch_len(dims: &AttentionDims<'_>) -> usize {
-    cut_len(&tile_sizes(Padded::new(dims, dims.longest())))
+    cut_len(&tile_sizes(Padded::new(dims, dims.most_keys())))
 }
 
 pub(super) fn run(
@@ -30,33 +31,57 @@ pub(super) fn run(
     dims: &AttentionDims<'_>,
     inputs: &Inputs<'_>,
     saved: &Saved<'_>,
-    gradients: &Gradients<'_>,
+    accumulate: bool,
+    mut gradients: Gradients<'_>,
     scratch: &mut [f32],
 ) {
+    let groups = Groups::new(dims, true);
+    if !accumulate {
+        for t in groups
+            .gaps(|piece| &piece.queries, gradients.dq.rows())
+            .into_iter()
+            .flatten()
+        {
+            gradients.dq.row(t).fill(0.0);
+        }
+        for t in groups
+            .gaps(|piece| &piece.keys, gradients.dk.rows())
+            .into_iter()
+            .flatten()
+        {
+            gradients.dk.row(t).fill(0.0);
+            gradients.dv.row(t).fill(0.0);
+        }
+    }
     let share = scratch_len(dims);
-    let scratch = SharedMut::new(scratch);
-    for_tasks(cpu, dims, |worker, task| {
+    let (gradients, scratch) = (&gradients, SharedMut::new(scratch));
+    groups.for_tasks(cpu, dims.kv_heads, |worker, pieces, kv_head| {
         // SAFETY: every worker has a share of its own.
         let scratch = unsafe { scratch.range(worker * share..(worker + 1) * share) };
-        dispatch!(
-            cpu, run_task, cpu, dims, inputs, saved, task, gradients, scratch
-        );
+        for piece in pieces {
+            dispatch!(
+                cpu, run_piece, cpu, dims, inputs, saved, piece, kv_head, accumulate, gradients,
+                scratch
+            );
+        }
     });
 }
 
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // one task of a whole op
-fn run_task<S: Simd>(
+#[allow(clippy::too_many_arguments)] // one piece of a whole op
+fn run_piece<S: Simd>(
     simd: S,
     cpu: Cpu,
     dims: &AttentionDims<'_>,
     inputs: &Inputs<'_>,
     saved: &Saved<'_>,
-    task: Task,
+    piece: &Piece,
+    kv_head: usize,
+    accumulate: bool,
     gradients: &Gradients<'_>,
     scratch: &mut [f32],
 ) {
-    let padded = Padded::new(dims, task.len);
+    let padded = Padded::new(dims, piece.keys.len());
     let (e, e_pad) = (dims.head_dim, padded.head_dim);
     let [
         keys_t,
@@ -72,31 +97,17 @@ fn run_task<S: Simd>(
         lse,
         delta,
     ] = cut(scratch, tile_sizes(padded));
-    let tokens = task.start..task.start + task.len;
-    pack_columns(
-        inputs.k,
-        tokens.clone(),
-        task.kv_head,
-        e,
-        padded.len,
-        keys_t,
-    );
-    pack_columns(
-        inputs.v,
-        tokens.clone(),
-        task.kv_head,
-        e,
-        padded.len,
-        values_t,
-    );
-    pack_rows(inputs.k, tokens.clone(), task.kv_head, e, e_pad, keys);
+    let key_rows = piece.keys.clone();
+    pack_columns(inputs.k, key_rows.clone(), kv_head, e, padded.len, keys_t);
+    pack_columns(inputs.v, key_rows.clone(), kv_head, e, padded.len, values_t);
+    pack_rows(inputs.k, key_rows.clone(), kv_head, e, e_pad, keys);
     dk.fill(0.0);
     dv.fill(0.0);
 
     let group = dims.heads / dims.kv_heads;
-    for head in task.kv_head * group..(task.kv_head + 1) * group {
-        for block in QueryBlock::all(dims, task.len) {
-            let first = task.start + block.queries.start;
+    for head in kv_head * group..(kv_head + 1) * group {
+        for block in QueryBlock::all(dims, piece) {
+            let first = piece.queries.start + block.queries.start;
             let queries = first..first + block.queries.len();
             pack_rows(inputs.q, queries.clone(), head, e, e_pad, q);
             pack_rows(saved.dout, queries.clone(), head, e, e_pad, dout);
@@ -183,11 +194,12 @@ fn run_task<S: Simd>(
                 let (shape, causal) = ((rows, e_pad, seen.len()), Causal::Left(diagonal));
                 product(cpu, shape, causal, tile(ds), heads(&keys[at]), out);
             }
-            unpack(dq, e_pad, &gradients.dq, queries, head, e);
+            unpack(dq, e_pad, accumulate, &gradients.dq, queries, head, e);
         }
     }
-    unpack(dk, e_pad, &gradients.dk, tokens.clone(), task.kv_head, e);
-    unpack(dv, e_pad, &gradients.dv, tokens, task.kv_head, e);
+    for (from, to) in [(&*dk, &gradients.dk), (&*dv, &gradients.dv)] {
+        unpack(from, e_pad, accumulate, to, key_rows.clone(), kv_head, e);
+    }
 }
 
 /// From scores and dout . v to probabilities and score gradients, in place; zero where a query sees no key.
@@ -222,11 +234,12 @@ fn score_gradients<S: Simd>(
     }
 }
 
-/// Writes one head of consecutive tokens back from its padded rows.
+/// Writes one head of consecutive tokens back from its padded rows, or adds it.
 #[inline(always)]
 fn unpack(
     from: &[f32],
     padded: usize,
+    accumulate: bool,
     to: &RowsMut<'_>,
     tokens: Range<usize>,
     head: usize,
@@ -235,6 +248,12 @@ fn unpack(
     for (t, from) in tokens.zip(from.chunks_exact(padded)) {
         // SAFETY: no other task has this token and head.
         let to = unsafe { to.band_shared(t, head * head_dim..(head + 1) * head_dim) };
-        to.copy_from_slice(&from[..head_dim]);
+        if accumulate {
+            for (to, &from) in to.iter_mut().zip(from) {
+                *to += from;
+            }
+        } else {
+            to.copy_from_slice(&from[..head_dim]);
+        }
     }
 }

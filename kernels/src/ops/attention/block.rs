@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::AttentionDims;
+use super::{AttentionDims, span::Piece};
+use crate::Rows;
 use crate::micro::{COLUMNS, ROWS};
-use crate::{Cpu, Rows};
 
 /// Queries of a block.
 pub(super) const QUERIES: usize = 64;
@@ -15,33 +15,6 @@ pub(super) const KEYS: usize = 256;
 pub(super) const SCORES: usize = KEYS + LINE;
 /// f32 of a cache line: tiles start at multiples of it.
 const LINE: usize = 16;
-
-/// One sequence and one key/value head.
-#[derive(Clone, Copy)]
-pub(super) struct Task {
-    pub(super) start: usize,
-    pub(super) len: usize,
-    pub(super) kv_head: usize,
-}
-
-/// Calls `f(worker, task)` for all pairs of a sequence and a key/value head.
-pub(super) fn for_tasks(cpu: Cpu, dims: &AttentionDims<'_>, f: impl Fn(usize, Task) + Sync) {
-    cpu.for_tasks(dims.tasks(), |worker, task| {
-        let (sequence, kv_head) = (task / dims.kv_heads, task % dims.kv_heads);
-        let start = dims.cu_seqlens[sequence];
-        let len = dims.cu_seqlens[sequence + 1] - start;
-        if len > 0 {
-            f(
-                worker,
-                Task {
-                    start,
-                    len,
-                    kv_head,
-                },
-            );
-        }
-    });
-}
 
 /// Sizes after padding.
 #[derive(Clone, Copy)]
@@ -74,16 +47,22 @@ impl Padded {
 /// A block of queries of one head.
 #[derive(Clone)]
 pub(super) struct QueryBlock {
-    /// Positions in the sequence.
+    /// Counted from the first query of the piece.
     pub(super) queries: Range<usize>,
+    /// Position of the block's first query, that of the piece's first key being 0.
+    position: usize,
+    num_keys: usize,
     window: usize,
 }
 
 impl QueryBlock {
-    pub(super) fn all(dims: &AttentionDims<'_>, len: usize) -> impl Iterator<Item = Self> {
+    pub(super) fn all(dims: &AttentionDims<'_>, piece: &Piece) -> impl Iterator<Item = Self> {
         let window = dims.window.unwrap_or(usize::MAX);
+        let (len, lead, num_keys) = (piece.queries.len(), piece.lead, piece.keys.len());
         (0..len).step_by(QUERIES).map(move |start| Self {
             queries: start..len.min(start + QUERIES),
+            position: lead + start,
+            num_keys,
             window,
         })
     }
@@ -96,7 +75,7 @@ impl QueryBlock {
     /// Blocks of keys that some query of the block sees: starts are multiples of [`KEYS`].
     pub(super) fn key_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let first = self.visible(0).start / KEYS * KEYS;
-        let end = self.queries.end;
+        let end = (self.position + self.queries.len()).min(self.num_keys);
         (first..end)
             .step_by(KEYS)
             .map(move |start| start..end.min(start + KEYS))
@@ -104,12 +83,12 @@ impl QueryBlock {
 
     /// Row r of the block sees column c of a tile over `keys` only if c <= r + diagonal.
     pub(super) fn diagonal(&self, keys: &Range<usize>) -> isize {
-        self.queries.start as isize - keys.start as isize
+        self.position as isize - keys.start as isize
     }
 
-    /// Keys that row `row` of the block sees.
+    /// Positions of the keys that row `row` of the block sees, if there are as many keys.
     fn visible(&self, row: usize) -> Range<usize> {
-        let query = self.queries.start + row;
+        let query = self.position + row;
         (query + 1).saturating_sub(self.window)..query + 1
     }
 

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use super::block::{Padded, QUERIES, QueryBlock, SCORES, Task, cut, cut_len, for_tasks};
+use super::block::{Padded, QUERIES, QueryBlock, SCORES, cut, cut_len};
 use super::block::{pack_columns, pack_rows};
+use super::span::{Groups, Piece};
 use super::{AttentionDims, Inputs};
 use crate::micro::{COLUMNS, Causal, Left, Out, Right, product};
 use crate::rows::SharedMut;
@@ -27,61 +28,107 @@ fn tile_sizes(padded: Padded) -> [usize; 7] {
 
 /// Elements of scratch a worker needs.
 pub(super) fn scratch_len(dims: &AttentionDims<'_>) -> usize {
-    cut_len(&tile_sizes(Padded::new(dims, dims.longest())))
+    cut_len(&tile_sizes(Padded::new(dims, dims.most_keys())))
 }
 
 pub(super) fn run(
     cpu: Cpu,
     dims: &AttentionDims<'_>,
     inputs: &Inputs<'_>,
-    out: &RowsMut<'_>,
+    merge: bool,
+    mut out: RowsMut<'_>,
     lse: &mut [f32],
     scratch: &mut [f32],
 ) {
+    let groups = Groups::new(dims, false);
+    if !merge {
+        for t in groups
+            .gaps(|piece| &piece.queries, out.rows())
+            .into_iter()
+            .flatten()
+        {
+            out.row(t).fill(0.0);
+            lse[t * dims.heads..][..dims.heads].fill(f32::NEG_INFINITY);
+        }
+    }
     let share = scratch_len(dims);
-    let (lse, scratch) = (SharedMut::new(lse), SharedMut::new(scratch));
-    for_tasks(cpu, dims, |worker, task| {
+    let (out, lse, scratch) = (&out, SharedMut::new(lse), SharedMut::new(scratch));
+    groups.for_tasks(cpu, dims.kv_heads, |worker, pieces, kv_head| {
         // SAFETY: every worker has a share of its own.
         let scratch = unsafe { scratch.range(worker * share..(worker + 1) * share) };
-        dispatch!(cpu, run_task, cpu, dims, inputs, task, out, &lse, scratch);
+        for piece in pieces {
+            let state = State {
+                merge,
+                out,
+                lse: &lse,
+            };
+            dispatch!(
+                cpu, run_piece, cpu, dims, inputs, piece, kv_head, &state, scratch
+            );
+        }
     });
 }
 
+/// What the softmax has gathered so far: out is normalised, so out and lse are as good as sums over e^(s - lse).
+struct State<'a> {
+    merge: bool,
+    out: &'a RowsMut<'a>,
+    lse: &'a SharedMut<'a, f32>,
+}
+
+impl State<'_> {
+    /// # Safety
+    /// No other reference to this query and head may live at the same time.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn of(&self, dims: &AttentionDims<'_>, t: usize, head: usize) -> (&mut [f32], &mut f32) {
+        let (e, at) = (dims.head_dim, t * dims.heads + head);
+        // SAFETY: the caller's contract.
+        unsafe {
+            let out = self.out.band_shared(t, head * e..(head + 1) * e);
+            (out, &mut self.lse.range(at..at + 1)[0])
+        }
+    }
+}
+
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // one task of a whole op
-fn run_task<S: Simd>(
+#[allow(clippy::too_many_arguments)] // one piece of a whole op
+fn run_piece<S: Simd>(
     simd: S,
     cpu: Cpu,
     dims: &AttentionDims<'_>,
     inputs: &Inputs<'_>,
-    task: Task,
-    out: &RowsMut<'_>,
-    lse: &SharedMut<'_, f32>,
+    piece: &Piece,
+    kv_head: usize,
+    state: &State<'_>,
     scratch: &mut [f32],
 ) {
-    let padded = Padded::new(dims, task.len);
+    let padded = Padded::new(dims, piece.keys.len());
     let (e, e_pad) = (dims.head_dim, padded.head_dim);
     let [keys_t, values, q, acc, scores, peak, sum] = cut(scratch, tile_sizes(padded));
-    let tokens = task.start..task.start + task.len;
-    pack_columns(
-        inputs.k,
-        tokens.clone(),
-        task.kv_head,
-        e,
-        padded.len,
-        keys_t,
-    );
-    pack_rows(inputs.v, tokens, task.kv_head, e, e_pad, values);
+    let keys = piece.keys.clone();
+    pack_columns(inputs.k, keys.clone(), kv_head, e, padded.len, keys_t);
+    pack_rows(inputs.v, keys, kv_head, e, e_pad, values);
 
     let group = dims.heads / dims.kv_heads;
-    for head in task.kv_head * group..(task.kv_head + 1) * group {
-        for block in QueryBlock::all(dims, task.len) {
-            let first = task.start + block.queries.start;
+    for head in kv_head * group..(kv_head + 1) * group {
+        for block in QueryBlock::all(dims, piece) {
+            let first = piece.queries.start + block.queries.start;
             let tokens = first..first + block.queries.len();
             pack_rows(inputs.q, tokens.clone(), head, e, e_pad, q);
             acc.fill(0.0);
             peak.fill(f32::NEG_INFINITY);
             sum.fill(0.0);
+            if state.merge {
+                for (row, t) in tokens.clone().enumerate() {
+                    // SAFETY: no other task has this query and head.
+                    let (out, lse) = unsafe { state.of(dims, t, head) };
+                    if *lse > f32::NEG_INFINITY {
+                        acc[row * e_pad..][..e].copy_from_slice(out);
+                        peak[row] = *lse;
+                        sum[row] = 1.0;
+                    }
+                }
+            }
             for keys in block.key_blocks() {
                 let columns = keys.len().next_multiple_of(COLUMNS);
                 let (rows, diagonal) = (block.padded_rows(), block.diagonal(&keys));
@@ -135,19 +182,13 @@ fn run_task<S: Simd>(
                 );
             }
             for (row, t) in tokens.enumerate() {
-                // SAFETY: no other task has this token and head.
-                let (out, lse) = unsafe {
-                    let at = t * dims.heads + head;
-                    (
-                        out.band_shared(t, head * e..(head + 1) * e),
-                        lse.range(at..at + 1),
-                    )
-                };
+                // SAFETY: no other task has this query and head.
+                let (out, lse) = unsafe { state.of(dims, t, head) };
                 let inverse = 1.0 / sum[row];
                 for (out, &x) in out.iter_mut().zip(&acc[row * e_pad..]) {
                     *out = x * inverse;
                 }
-                lse[0] = peak[row] + sum[row].ln();
+                *lse = peak[row] + sum[row].ln();
             }
         }
     }

@@ -1,14 +1,16 @@
-//! Causal attention over packed sequences, with grouped queries and an optional sliding window.
+//! Causal attention of queries over keys, with grouped heads and an optional sliding window; whole sequences,
+//! or the parts of them that meet in a step of ring attention (context parallelism).
 //!
-//! Sequence b holds the tokens `cu_seqlens[b]`..`cu_seqlens[b + 1]`. Query head h reads key/value head
-//! h / (H / K). Query token i sees the keys j <= i of its sequence, and with a window w only i - j < w:
+//! A [`Span`] says which rows of q meet which rows of k and v, and how far apart their positions lie. Query
+//! head h reads key/value head h / (H / K). A query at position i sees the keys at positions j <= i of its
+//! span, and with a window w only i - j < w:
 //!
 //! ```text
 //! s_ij = scale q_i . k_j      lse_i = log sum_j e^(s_ij)      p_ij = e^(s_ij - lse_i)
 //! out_i = sum_j p_ij v_j
 //! ```
 //!
-//! q, out `[T, H E]`; k, v `[T, K E]`, each possibly a band of a wider buffer; lse `[T, H]`. All f32.
+//! q, out `[Tq, H E]`; k, v `[Tk, K E]`, each possibly a band of a wider buffer; lse `[Tq, H]`. All f32.
 //! The scores never exist as a whole (online softmax: Milakov and Gimelshein 2018; blocks: Dao 2023); blocks
 //! beyond the diagonal or out of the window are skipped. The backward pass computes the probabilities again
 //! from lse:
@@ -18,24 +20,35 @@
 //! dq_i = sum_j ds_ij k_j           dk_j = sum_i ds_ij q_i           dv_j = sum_i p_ij dout_i
 //! ```
 //!
-//! Threads share out (sequence, key/value head) pairs, so results do not depend on their number.
+//! Attention over keys that arrive piece by piece: [`forward`] with `merge` carries (out, lse) from call to
+//! call, [`backward`] with `accumulate` adds up the gradients of all pieces from the final out and lse.
+//! A query that has seen nothing has out 0 and lse negative infinity, and gets and gives gradient 0.
+//!
+//! Threads share out (group of spans, key/value head) pairs, where spans with a row in common are of one
+//! group, so results do not depend on their number.
 //! Scratch: [`AttentionDims::forward_scratch_len`] and [`AttentionDims::backward_scratch_len`], linear in the
-//! longest sequence, a share for each thread; contents are irrelevant before and after.
+//! longest span, a share for each thread; contents are irrelevant before and after.
 
 mod backward;
 mod block;
 mod forward;
 pub mod reference;
 #[cfg(test)]
+mod ring_tests;
+mod span;
+#[cfg(test)]
 mod tests;
 
+pub use span::Span;
+
 use crate::{Cpu, Rows, RowsMut, check};
+use span::{Piece, check_disjoint};
 
 /// Shape and masking of the attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionDims<'a> {
-    /// Starts of the sequences and the end of the last `[B + 1]`: from 0 to T, never falling.
-    pub cu_seqlens: &'a [usize],
+    /// Which queries meet which keys; [`Span::packed`] for whole sequences.
+    pub spans: &'a [Span],
     /// H.
     pub heads: usize,
     /// K, a divisor of H.
@@ -49,11 +62,6 @@ pub struct AttentionDims<'a> {
 }
 
 impl AttentionDims<'_> {
-    /// T.
-    pub fn tokens(&self) -> usize {
-        self.cu_seqlens.last().copied().unwrap_or(0)
-    }
-
     /// Elements of scratch for [`forward`].
     pub fn forward_scratch_len(&self, cpu: Cpu) -> usize {
         self.workers(cpu) * forward::scratch_len(self)
@@ -67,41 +75,27 @@ impl AttentionDims<'_> {
     /// FLOPs of the forward pass: 4 E for every pair of a query head and a key it sees.
     /// The backward pass takes 2.5 times as many, counting the scores computed again.
     pub fn forward_flops(&self) -> f64 {
-        let pairs: f64 = self
-            .cu_seqlens
-            .windows(2)
-            .map(|ends| {
-                let len = (ends[1] - ends[0]) as f64;
-                let full = self.window.map_or(len, |window| (window as f64).min(len));
-                full * (full + 1.0) / 2.0 + (len - full) * full
-            })
-            .sum();
+        let pairs: f64 = self.pieces().map(|piece| piece.pairs(self.window)).sum();
         4.0 * self.head_dim as f64 * self.heads as f64 * pairs
     }
 
-    fn tasks(&self) -> usize {
-        self.cu_seqlens.len().saturating_sub(1) * self.kv_heads
+    fn pieces(&self) -> impl Iterator<Item = Piece> {
+        self.spans.iter().filter_map(|span| span.seen(self.window))
     }
 
     fn workers(&self, cpu: Cpu) -> usize {
-        cpu.threads().min(self.tasks()).max(1)
+        cpu.threads().min(self.spans.len() * self.kv_heads).max(1)
     }
 
-    fn longest(&self) -> usize {
-        self.cu_seqlens
-            .windows(2)
-            .map(|ends| ends[1] - ends[0])
+    fn most_keys(&self) -> usize {
+        self.pieces()
+            .map(|piece| piece.keys.len())
             .max()
             .unwrap_or(0)
     }
 
     #[track_caller]
     fn check(&self) {
-        let starts = self.cu_seqlens;
-        assert!(
-            starts.first() == Some(&0) && starts.is_sorted(),
-            "attention: cu_seqlens must rise from 0, found {starts:?}"
-        );
         assert!(
             self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads),
             "attention: {} query heads over {} key/value heads",
@@ -115,103 +109,136 @@ impl AttentionDims<'_> {
         );
     }
 
+    /// Numbers of queries and of keys.
     #[track_caller]
-    fn check_rows(&self, name: &str, found: (usize, usize), heads: usize) {
-        let expected = (self.tokens(), heads * self.head_dim);
+    fn check_inputs(&self, inputs: &Inputs<'_>) -> (usize, usize) {
+        self.check();
+        let (queries, keys) = (inputs.q.rows(), inputs.k.rows());
+        self.check_rows("q", (queries, inputs.q.width()), (queries, self.heads));
+        self.check_rows("k", (keys, inputs.k.width()), (keys, self.kv_heads));
+        let v = (inputs.v.rows(), inputs.v.width());
+        self.check_rows("v", v, (keys, self.kv_heads));
+        for span in self.spans {
+            let (q, k) = (&span.queries, &span.keys);
+            assert!(
+                q.start <= q.end && q.end <= queries && k.start <= k.end && k.end <= keys,
+                "attention: {span:?} beyond {queries} queries and {keys} keys"
+            );
+        }
+        (queries, keys)
+    }
+
+    #[track_caller]
+    fn check_rows(&self, name: &str, found: (usize, usize), (rows, heads): (usize, usize)) {
+        let expected = (rows, heads * self.head_dim);
         assert!(
             found == expected,
             "attention: {name} is {found:?}, the dimensions say {expected:?}"
         );
-    }
-
-    #[track_caller]
-    fn check_inputs(&self, inputs: &Inputs<'_>) {
-        self.check();
-        self.check_rows("q", (inputs.q.rows(), inputs.q.width()), self.heads);
-        self.check_rows("k", (inputs.k.rows(), inputs.k.width()), self.kv_heads);
-        self.check_rows("v", (inputs.v.rows(), inputs.v.width()), self.kv_heads);
     }
 }
 
 /// Queries, keys and values, after the rotary embedding.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
-    /// `[T, H E]`.
+    /// `[Tq, H E]`.
     pub q: Rows<'a>,
-    /// `[T, K E]`.
+    /// `[Tk, K E]`.
     pub k: Rows<'a>,
-    /// `[T, K E]`.
+    /// `[Tk, K E]`.
     pub v: Rows<'a>,
 }
 
 /// What the forward pass left, and the gradient that arrives.
 #[derive(Debug, Clone, Copy)]
 pub struct Saved<'a> {
-    /// `[T, H E]`.
+    /// `[Tq, H E]`.
     pub out: Rows<'a>,
-    /// `[T, H]`.
+    /// `[Tq, H]`.
     pub lse: &'a [f32],
-    /// `[T, H E]`.
+    /// `[Tq, H E]`.
     pub dout: Rows<'a>,
 }
 
-/// Where the gradients go; all overwritten. Bands of one buffer by [`RowsMut::split_columns`].
+/// Where the gradients go. Bands of one buffer by [`RowsMut::split_columns`].
 #[derive(Debug)]
 pub struct Gradients<'a> {
-    /// `[T, H E]`.
+    /// `[Tq, H E]`.
     pub dq: RowsMut<'a>,
-    /// `[T, K E]`.
+    /// `[Tk, K E]`.
     pub dk: RowsMut<'a>,
-    /// `[T, K E]`.
+    /// `[Tk, K E]`.
     pub dv: RowsMut<'a>,
 }
 
-/// Fills out and lse.
+/// Attends to the keys of all spans, from nothing or, with `merge`, from what earlier calls left.
+///
+/// Without `merge` all of out and lse are overwritten. With it they hold the result over the keys seen so far
+/// (0 and negative infinity at the start), each span is merged into it in turn, and a query that sees nothing
+/// in any span is left alone.
+///
+/// # Panics
+/// Without `merge`, if two spans have a query in common.
 #[track_caller]
 pub fn forward(
     cpu: Cpu,
     dims: &AttentionDims<'_>,
     inputs: &Inputs<'_>,
-    out: RowsMut<'_>, // [T, H E]
-    lse: &mut [f32],  // [T, H]
+    merge: bool,
+    out: RowsMut<'_>, // [Tq, H E]
+    lse: &mut [f32],  // [Tq, H]
     scratch: &mut [f32],
 ) {
-    dims.check_inputs(inputs);
-    dims.check_rows("out", (out.rows(), out.width()), dims.heads);
-    check::len("lse", lse, dims.tokens() * dims.heads);
+    let (queries, _) = dims.check_inputs(inputs);
+    dims.check_rows("out", (out.rows(), out.width()), (queries, dims.heads));
+    check::len("lse", lse, queries * dims.heads);
     check::at_least("scratch", scratch, dims.forward_scratch_len(cpu));
-    forward::run(cpu, dims, inputs, &out, lse, scratch);
+    if !merge {
+        check_disjoint("queries", dims.spans.iter().map(|span| &span.queries));
+    }
+    forward::run(cpu, dims, inputs, merge, out, lse, scratch);
 }
 
-/// Fills dq, dk and dv.
+/// Overwrites dq, dk and dv, or adds to them with `accumulate`: what flows through the pairs of these spans.
+///
+/// `saved` is of all keys, also those of spans that are not in `dims`.
+///
+/// # Panics
+/// Without `accumulate`, if two spans have a query or a key in common.
 #[track_caller]
 pub fn backward(
     cpu: Cpu,
     dims: &AttentionDims<'_>,
     inputs: &Inputs<'_>,
     saved: &Saved<'_>,
+    accumulate: bool,
     gradients: Gradients<'_>,
     scratch: &mut [f32],
 ) {
-    dims.check_inputs(inputs);
-    dims.check_rows("out", (saved.out.rows(), saved.out.width()), dims.heads);
-    dims.check_rows("dout", (saved.dout.rows(), saved.dout.width()), dims.heads);
-    dims.check_rows(
-        "dq",
-        (gradients.dq.rows(), gradients.dq.width()),
-        dims.heads,
-    );
-    dims.check_rows(
-        "dk",
-        (gradients.dk.rows(), gradients.dk.width()),
-        dims.kv_heads,
-    );
-    dims.check_rows(
-        "dv",
-        (gradients.dv.rows(), gradients.dv.width()),
-        dims.kv_heads,
-    );
-    check::len("lse", saved.lse, dims.tokens() * dims.heads);
+    let (queries, keys) = dims.check_inputs(inputs);
+    let Gradients { dq, dk, dv } = &gradients;
+    for (name, found, expected) in [
+        (
+            "out",
+            (saved.out.rows(), saved.out.width()),
+            (queries, dims.heads),
+        ),
+        (
+            "dout",
+            (saved.dout.rows(), saved.dout.width()),
+            (queries, dims.heads),
+        ),
+        ("dq", (dq.rows(), dq.width()), (queries, dims.heads)),
+        ("dk", (dk.rows(), dk.width()), (keys, dims.kv_heads)),
+        ("dv", (dv.rows(), dv.width()), (keys, dims.kv_heads)),
+    ] {
+        dims.check_rows(name, found, expected);
+    }
+    check::len("lse", saved.lse, queries * dims.heads);
     check::at_least("scratch", scratch, dims.backward_scratch_len(cpu));
-    backward::run(cpu, dims, inputs, saved, &gradients, scratch);
+    if !accumulate {
+        check_disjoint("queries", dims.spans.iter().map(|span| &span.queries));
+        check_disjoint("keys", dims.spans.iter().map(|span| &span.keys));
+    }
+    backward::run(cpu, dims, inputs, saved, accumulate, gradients, scratch);
 }

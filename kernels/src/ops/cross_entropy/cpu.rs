@@ -2,7 +2,7 @@
 
 use pulp::Simd;
 
-use super::{CrossEntropyDims, Derivatives};
+use super::{CrossEntropyDims, Derivatives, PARTIALS};
 use crate::Cpu;
 use crate::rows::SharedMut;
 use crate::simd::{LANES, exp_below_88, fma, max, max_of, sum_lanes};
@@ -18,30 +18,119 @@ pub(super) fn forward(
 ) {
     let (log_prob, lse) = (SharedMut::new(log_prob), SharedMut::new(lse));
     let entropy = entropy.map(SharedMut::new);
-    let inv_temperature = 1.0 / dims.temperature;
     cpu.for_ranges(dims.rows, 1, |rows| {
         for row in rows {
-            let logits = &logits[row * dims.vocab..][..dims.vocab];
-            let target = logits[targets[row] as usize];
-            let stats = if entropy.is_some() {
-                dispatch!(cpu, row_stats::<_, true>, logits, inv_temperature)
-            } else {
-                dispatch!(cpu, row_stats::<_, false>, logits, inv_temperature)
-            };
-            let log_sum = stats.sum.ln();
-            let (inv, peak) = (f64::from(inv_temperature), f64::from(stats.peak));
-            let scored = (f64::from(target) - peak) * inv - log_sum;
+            let stats = row_partial(cpu, dims, logits, targets, entropy.is_some(), row);
+            let scored = combine_row(std::iter::once(stats));
             // SAFETY: for_ranges hands out disjoint ranges of rows.
             unsafe {
-                log_prob.range(row..row + 1)[0] = scored as f32;
-                lse.range(row..row + 1)[0] = peak * inv + log_sum;
+                log_prob.range(row..row + 1)[0] = scored.log_prob;
+                lse.range(row..row + 1)[0] = scored.lse;
                 if let Some(entropy) = &entropy {
-                    let mean = stats.weighted / stats.sum;
-                    entropy.range(row..row + 1)[0] = (log_sum - mean) as f32;
+                    entropy.range(row..row + 1)[0] = scored.entropy;
                 }
             }
         }
     });
+}
+
+pub(super) fn forward_partial(
+    cpu: Cpu,
+    dims: &CrossEntropyDims,
+    logits: &[f32],
+    targets: &[u32],
+    entropy: bool,
+    partials: &mut [f64],
+) {
+    let partials = SharedMut::new(partials);
+    cpu.for_ranges(dims.rows, 1, |rows| {
+        for row in rows {
+            let partial = row_partial(cpu, dims, logits, targets, entropy, row);
+            // SAFETY: for_ranges hands out disjoint ranges of rows.
+            let to = unsafe { partials.range(row * PARTIALS..(row + 1) * PARTIALS) };
+            to.copy_from_slice(&partial);
+        }
+    });
+}
+
+pub(super) fn combine(
+    rows: usize,
+    partials: &[f64],
+    log_prob: &mut [f32],
+    mut entropy: Option<&mut [f32]>,
+    lse: &mut [f64],
+) {
+    let (partials, _) = partials.as_chunks::<PARTIALS>();
+    for row in 0..rows {
+        let scored = combine_row(partials[row..].iter().step_by(rows).copied());
+        log_prob[row] = scored.log_prob;
+        lse[row] = scored.lse;
+        if let Some(entropy) = &mut entropy {
+            entropy[row] = scored.entropy;
+        }
+    }
+}
+
+struct Scored {
+    log_prob: f32,
+    entropy: f32,
+    lse: f64,
+}
+
+/// Of the partial results of one row, shard by shard.
+fn combine_row(shards: impl Iterator<Item = [f64; PARTIALS]> + Clone) -> Scored {
+    let largest = |of: fn(&[f64; PARTIALS]) -> f64| {
+        let values = shards.clone().map(|shard| of(&shard));
+        values.fold(f64::NEG_INFINITY, f64::max)
+    };
+    let (peak, target) = (largest(|shard| shard[0]), largest(|shard| shard[3]));
+    let (mut sum, mut weighted) = (0.0, 0.0);
+    for [shard_peak, shard_sum, shard_weighted, _] in shards {
+        // Where nothing can occur there is no peak to shift from. NaN sums go on and spoil the row.
+        if shard_sum == 0.0 {
+            continue;
+        }
+        let shift = shard_peak - peak;
+        let share = shift.exp();
+        sum += share * shard_sum;
+        if share > 0.0 {
+            weighted += share * (shard_weighted + shift * shard_sum);
+        }
+    }
+    let log_sum = sum.ln();
+    Scored {
+        log_prob: (target - peak - log_sum) as f32,
+        entropy: (log_sum - weighted / sum) as f32,
+        lse: peak + log_sum,
+    }
+}
+
+fn row_partial(
+    cpu: Cpu,
+    dims: &CrossEntropyDims,
+    logits: &[f32],
+    targets: &[u32],
+    entropy: bool,
+    row: usize,
+) -> [f64; PARTIALS] {
+    let logits = &logits[row * dims.columns..][..dims.columns];
+    let inv_temperature = 1.0 / dims.temperature;
+    let stats = if entropy {
+        dispatch!(cpu, row_stats::<_, true>, logits, inv_temperature)
+    } else {
+        dispatch!(cpu, row_stats::<_, false>, logits, inv_temperature)
+    };
+    // Products of two f32 are exact in f64.
+    let scaled = |x: f32| f64::from(x) * f64::from(inv_temperature);
+    let target = dims
+        .column(targets[row])
+        .map(|column| scaled(logits[column]));
+    [
+        scaled(stats.peak),
+        stats.sum,
+        stats.weighted,
+        target.unwrap_or(f64::NEG_INFINITY),
+    ]
 }
 
 struct RowStats {
@@ -60,6 +149,19 @@ fn row_stats<S: Simd, const ENTROPY: bool>(
     inv_temperature: f32,
 ) -> RowStats {
     let peak = max_of(simd, logits);
+    if peak == f32::NEG_INFINITY {
+        // No column can occur, or there are none, or some are NaN.
+        let sum = if logits.iter().any(|x| x.is_nan()) {
+            f64::NAN
+        } else {
+            0.0
+        };
+        return RowStats {
+            peak,
+            sum,
+            weighted: 0.0,
+        };
+    }
     let (chunks, rest) = logits.as_chunks::<LANES>();
     let (mut sums, mut weighted) = ([0f64; LANES], [0f64; LANES]);
     let mut add = |chunk: &[f32; LANES]| {
@@ -97,7 +199,8 @@ pub(super) struct RowGradient {
     inv_temperature: f32,
     level: f32,
     slope: f32,
-    target: usize,
+    /// The target's column, if it is one of these.
+    target: Option<usize>,
     d_log_prob: f64,
     /// Nothing flows into this row.
     idle: bool,
@@ -106,12 +209,12 @@ pub(super) struct RowGradient {
 impl RowGradient {
     /// Of row `row` of `derivatives`.
     pub(super) fn new(
-        temperature: f32,
+        dims: &CrossEntropyDims,
         target: u32,
         derivatives: &Derivatives<'_>,
         row: usize,
     ) -> Self {
-        let inv_temperature = 1.0 / temperature;
+        let inv_temperature = 1.0 / dims.temperature;
         let inv = f64::from(inv_temperature);
         let lse = derivatives.lse[row];
         let high = (lse / inv) as f32;
@@ -131,7 +234,7 @@ impl RowGradient {
             inv_temperature,
             level: (-inv * (d_log_prob + pull)) as f32,
             slope: (-inv * d_entropy) as f32,
-            target: target as usize,
+            target: dims.column(target),
             d_log_prob: inv * d_log_prob,
             idle: d_log_prob == 0.0 && d_entropy == 0.0,
         }
@@ -168,10 +271,7 @@ pub(super) fn for_row_gradients(
 ) {
     cpu.for_ranges(dims.rows, 1, |rows| {
         for row in rows {
-            f(
-                row,
-                &RowGradient::new(dims.temperature, targets[row], derivatives, row),
-            );
+            f(row, &RowGradient::new(dims, targets[row], derivatives, row));
         }
     });
 }
@@ -186,11 +286,15 @@ pub(super) fn gradient_row<S: Simd>(
     if gradient.idle {
         return dlogits.fill(0.0);
     }
-    let target = gradient.at_target::<S>(logits[gradient.target]);
+    let target = gradient
+        .target
+        .map(|column| (column, gradient.at_target::<S>(logits[column])));
     for (d, &x) in dlogits.iter_mut().zip(logits) {
         *d = gradient.at::<S>(x);
     }
-    dlogits[gradient.target] = target;
+    if let Some((column, target)) = target {
+        dlogits[column] = target;
+    }
 }
 
 #[inline(always)]
@@ -198,9 +302,13 @@ pub(super) fn gradient_row_in_place<S: Simd>(_: S, gradient: &RowGradient, logit
     if gradient.idle {
         return logits.fill(0.0);
     }
-    let target = gradient.at_target::<S>(logits[gradient.target]);
+    let target = gradient
+        .target
+        .map(|column| (column, gradient.at_target::<S>(logits[column])));
     for x in logits.iter_mut() {
         *x = gradient.at::<S>(*x);
     }
-    logits[gradient.target] = target;
+    if let Some((column, target)) = target {
+        logits[column] = target;
+    }
 }

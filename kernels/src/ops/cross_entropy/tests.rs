@@ -24,11 +24,7 @@ fn awkward_rows_agree_with_the_reference() {
             (3, 33, 2.0, 80.0),
             (0, 5, 1.0, 1.0),
         ] {
-            let dims = CrossEntropyDims {
-                rows,
-                vocab,
-                temperature,
-            };
+            let dims = CrossEntropyDims::whole(rows, vocab, temperature);
             let logits: Vec<f32> = random(1, rows * vocab).iter().map(|x| spread * x).collect();
             let targets: Vec<u32> = (0..rows).map(|r| (r * 31 % vocab) as u32).collect();
             let (dl, de) = (random(2, rows), random(3, rows));
@@ -95,11 +91,7 @@ fn awkward_rows_agree_with_the_reference() {
 /// Known failure: a log-prob kernel that overwrites the logits makes the entropy depend on call order.
 #[test]
 fn uniform_logits_have_entropy_ln_97_whatever_runs_first() {
-    let dims = CrossEntropyDims {
-        rows: 2,
-        vocab: 97,
-        temperature: 1.0,
-    };
+    let dims = CrossEntropyDims::whole(2, 97, 1.0);
     let logits = [1.25; 2 * 97];
     for cpu in all_cpus() {
         for round in 0..2 {
@@ -139,11 +131,7 @@ fn uniform_logits_have_entropy_ln_97_whatever_runs_first() {
 #[test]
 fn temperature_reaches_log_prob_and_entropy_alike() {
     let scaled = |temperature: f32, factor: f32| {
-        let dims = CrossEntropyDims {
-            rows: 1,
-            vocab: 3,
-            temperature,
-        };
+        let dims = CrossEntropyDims::whole(1, 3, temperature);
         let logits = [0.0, 1.0, 2.0].map(|x: f32| x * factor);
         let (mut log_prob, mut entropy, mut lse) = ([0.0], [0.0], [0.0]);
         forward(
@@ -167,11 +155,7 @@ fn temperature_reaches_log_prob_and_entropy_alike() {
 
 #[test]
 fn impossible_tokens_and_masked_rows_stay_finite() {
-    let dims = CrossEntropyDims {
-        rows: 2,
-        vocab: 20,
-        temperature: 0.7,
-    };
+    let dims = CrossEntropyDims::whole(2, 20, 0.7);
     let mut logits = [0.5; 40];
     logits[3] = f32::NEG_INFINITY;
     logits[20..].fill(f32::NAN);
@@ -203,11 +187,7 @@ fn impossible_tokens_and_masked_rows_stay_finite() {
 
 #[test]
 fn a_sure_prediction_keeps_its_small_gradient() {
-    let dims = CrossEntropyDims {
-        rows: 1,
-        vocab: 4,
-        temperature: 1.0,
-    };
+    let dims = CrossEntropyDims::whole(1, 4, 1.0);
     let logits = [30.0, 9.0, 8.0, 7.0];
     let (mut log_prob, mut lse) = ([0.0], [0.0]);
     for cpu in all_cpus() {
@@ -227,11 +207,7 @@ fn a_sure_prediction_keeps_its_small_gradient() {
 #[test]
 #[should_panic(expected = "target 4 of row 1 is not below the vocabulary of 4")]
 fn a_target_out_of_the_vocabulary_is_named() {
-    let dims = CrossEntropyDims {
-        rows: 2,
-        vocab: 4,
-        temperature: 1.0,
-    };
+    let dims = CrossEntropyDims::whole(2, 4, 1.0);
     forward(
         Cpu::new(1),
         &dims,
@@ -246,11 +222,7 @@ fn a_target_out_of_the_vocabulary_is_named() {
 #[test]
 #[should_panic(expected = "temperature 0 is not positive")]
 fn a_zero_temperature_is_refused() {
-    let dims = CrossEntropyDims {
-        rows: 1,
-        vocab: 2,
-        temperature: 0.0,
-    };
+    let dims = CrossEntropyDims::whole(1, 2, 0.0);
     forward(
         Cpu::new(1),
         &dims,

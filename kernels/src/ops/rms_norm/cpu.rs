@@ -67,10 +67,48 @@ fn normalise<S: Simd>(
 ) -> f32 {
     let mean_square = dot_f64(simd, x, x) / dims.width as f64;
     let inv_rms = (1.0 / (mean_square + dims.eps).sqrt()) as f32;
+    scale_row(x, weight, inv_rms, y);
+    inv_rms
+}
+
+#[inline(always)]
+fn scale_row(x: &[f32], weight: &[f32], inv_rms: f32, y: &mut [f32]) {
     for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
         *y = x * inv_rms * w;
     }
-    inv_rms
+}
+
+pub(super) fn apply(
+    cpu: Cpu,
+    dims: &RmsNormDims,
+    x: Rows<'_>,
+    weight: &[f32],
+    inv_rms: &[f32],
+    y: &RowsMut<'_>,
+) {
+    cpu.for_ranges(dims.tokens, ROW_STEP, |tokens| {
+        dispatch!(cpu, apply_rows, dims, x, weight, inv_rms, y, tokens.clone());
+    });
+}
+
+#[inline(always)]
+fn apply_rows<S: Simd>(
+    _: S,
+    dims: &RmsNormDims,
+    x: Rows<'_>,
+    weight: &[f32],
+    inv_rms: &[f32],
+    y: &RowsMut<'_>,
+    tokens: Range<usize>,
+) {
+    for t in tokens {
+        // SAFETY: no other thread has this token.
+        let y = unsafe { y.row_shared(t) };
+        let rows = x.row(t).chunks(dims.width).zip(y.chunks_mut(dims.width));
+        for ((x, y), &inv_rms) in rows.zip(&inv_rms[t * dims.groups..]) {
+            scale_row(x, weight, inv_rms, y);
+        }
+    }
 }
 
 pub(super) fn forward_residual(

@@ -68,6 +68,24 @@ pub fn forward(
     cpu::forward(cpu, dims, x, weight, y, inv_rms);
 }
 
+/// y = x inv_rms w with the inv_rms of an earlier [`forward`] or [`forward_residual`]: the y of that call, bit
+/// for bit, for a caller that did not keep it.
+#[track_caller]
+pub fn apply(
+    cpu: Cpu,
+    dims: &RmsNormDims,
+    x: Rows<'_>,     // [T, groups * width]
+    weight: &[f32],  // [width]
+    inv_rms: &[f32], // [T * groups]
+    y: RowsMut<'_>,  // [T, groups * width]
+) {
+    check_rows(dims, "x", x.rows(), x.width());
+    check_rows(dims, "y", y.rows(), y.width());
+    check::len("weight", weight, dims.width);
+    check::len("inv_rms", inv_rms, dims.rows());
+    cpu::apply(cpu, dims, x, weight, inv_rms, &y);
+}
+
 /// h = x + residual; y = norm(h) w; fills inv_rms. All contiguous, one group.
 #[track_caller]
 #[allow(clippy::too_many_arguments)] // the operands of one fused op

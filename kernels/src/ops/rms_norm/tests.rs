@@ -1,4 +1,4 @@
-use super::{RmsNormDims, backward, forward, forward_residual, reference};
+use super::{RmsNormDims, apply, backward, forward, forward_residual, reference};
 use crate::testing::{all_cpus, assert_close, assert_gradient, dot, random, wide};
 use crate::{Rows, RowsMut};
 
@@ -40,6 +40,10 @@ fn rows_and_heads_agree_with_the_reference() {
             let (y_ref, inv_ref) = reference::forward(&dims, &wide(&x), &wide(&w));
             assert_close("y", &y, &y_ref, 3e-7);
             assert_close("inv_rms", &inv_rms, &inv_ref, 1e-7);
+            let mut again = vec![f32::NAN; len];
+            let out = RowsMut::contiguous(&mut again, row);
+            apply(cpu, &dims, Rows::contiguous(&x, row), &w, &inv_rms, out);
+            assert_eq!(again, y, "made again from inv_rms");
 
             let (dx_ref, dw_ref) = reference::backward(&dims, &wide(&dy), &wide(&x), &wide(&w));
             for accumulate in [false, true] {
@@ -84,6 +88,10 @@ fn the_fused_residual_equals_an_addition_and_a_norm() {
             let (y_ref, r_ref) = reference::forward(&dims, &wide(&sum), &wide(&w));
             assert_close("y", &y, &y_ref, 3e-7);
             assert_close("inv_rms", &r, &r_ref, 1e-7);
+            let mut again = vec![f32::NAN; len];
+            let out = RowsMut::contiguous(&mut again, width);
+            apply(cpu, &dims, Rows::contiguous(&h, width), &w, &r, out);
+            assert_eq!(again, y, "made again from h and inv_rms");
         }
     }
 }
