@@ -9,7 +9,7 @@
 //! name of the slice and both lengths, before they touch memory.
 //!
 //! Shape legend: B sequences, T packed tokens, D model, H query heads, K key/value heads, E head dim,
-//! F feed-forward, V vocabulary, N rows.
+//! F feed-forward, V vocabulary, X experts, N rows.
 //!
 //! Where to read: [`Cpu`] says which instructions and how many threads, [`Rows`] and [`RowsMut`] are bands
 //! of columns in a wider buffer (q, k and v in one fused projection), then any op.
