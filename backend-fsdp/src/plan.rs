@@ -1,13 +1,11 @@
 //! What each rank will hold and do, as data.
 
-use std::ops::Range;
-
 use drivetrain_core::{
     Result,
     config::JobSpec,
     mesh::{DeviceMesh, MeshAxis},
     model::{MlpSpec, ModelSpec, ParameterKind, ParameterSpec},
-    plan::{PipelineSchedule, PlannedCollective, PlannedOp, Sizes, TrainPlan},
+    plan::{PipelineKind, PlannedCollective, PlannedOp, Sizes, TrainPlan, stages},
 };
 
 use crate::options::Options;
@@ -24,11 +22,8 @@ pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
         model: model.clone(),
         config: config.clone(),
         parameters: model.parameters(),
-        stages: vec![Range {
-            start: 0,
-            end: model.num_layers(),
-        }],
-        schedule: vec![PipelineSchedule::sequential(sizes.num_microbatches)],
+        stages: stages(model.num_layers(), &config.parallel)?,
+        schedule: PipelineKind::from_config(&config.parallel),
         ops: ops(model, sizes.tokens, sizes.longest.min(sizes.tokens)),
         reference_tokens: sizes.tokens,
     })

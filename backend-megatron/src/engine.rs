@@ -93,7 +93,8 @@ impl MegatronEngine {
         let mut outcome = Ok(());
         let mut open = BTreeMap::new();
         let parts: Vec<Batch> = batch.iter_microbatches().collect();
-        for action in PipelineSchedule::sequential(parts.len()).actions {
+        let schedule = PipelineSchedule::of(self.plan.schedule, 0, 1, parts.len())?;
+        for action in schedule.actions {
             match action {
                 PipelineAction::Forward { microbatch, .. } => {
                     let mut saved = OpenMicrobatch::default();
@@ -108,6 +109,13 @@ impl MegatronEngine {
                     if let Some(saved) = open.remove(&microbatch) {
                         self.backward_microbatch(saved, microbatch + 1 == parts.len())?;
                     }
+                }
+                PipelineAction::ReceiveActivation { .. }
+                | PipelineAction::SendActivation { .. }
+                | PipelineAction::ReceiveGradient { .. }
+                | PipelineAction::SendGradient { .. } => {
+                    let message = "one stage has nobody to talk to";
+                    return Err(Error::new(ErrorKind::Defect, "run_schedule", message));
                 }
             }
         }

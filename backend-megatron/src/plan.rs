@@ -4,7 +4,7 @@ use drivetrain_core::{
     Result,
     config::JobSpec,
     mesh::MeshAxis,
-    plan::{PipelineSchedule, PlannedCollective, PlannedOp, Sizes, TrainPlan},
+    plan::{PipelineKind, PlannedCollective, PlannedOp, Sizes, TrainPlan, stages},
 };
 
 use crate::model::Model;
@@ -21,8 +21,8 @@ pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
         backend: backend.to_owned(),
         mesh,
         parameters: job.model.parameters(),
-        stages: std::iter::once(0..job.model.num_layers()).collect(),
-        schedule: vec![PipelineSchedule::sequential(sizes.num_microbatches)],
+        stages: stages(job.model.num_layers(), &job.config.parallel)?,
+        schedule: PipelineKind::from_config(&job.config.parallel),
         ops: ops(&model, sizes.tokens),
         collectives: collectives(&model, mesh.data_size()),
         reference_tokens: sizes.tokens,

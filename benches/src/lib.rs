@@ -17,7 +17,7 @@ use drivetrain::{
         metrics::{peak_resident_bytes, process_cpu_seconds},
         model::ModelSpec,
         objective::Nll,
-        plan::{MicrobatchLimit, plan_microbatches},
+        plan::MicrobatchLimit,
     },
 };
 use serde::Serialize;
@@ -183,12 +183,11 @@ pub fn run_steps(
     let batch = size.batch()?;
     let totals = BatchTotals::count(&batch);
     let objective = Nll::default();
-    let limit = MicrobatchLimit::All;
-    let plan = plan_microbatches(&batch.lengths(), batch.groups(), ranks, limit)?;
     let results = run_ranks(ranks, Duration::from_secs(600), |world| {
-        let (mut engine, _) =
+        let (mut engine, plan) =
             build_engine(&*backend, &job, Arc::clone(&world), WeightInit::Seed(1234))?;
-        let share = plan.share(&batch, world.rank())?;
+        let cut = plan.cut(&batch, MicrobatchLimit::All)?;
+        let share = cut.share(&batch, plan.mesh.data_index(world.rank()))?;
         let mut loss = 0.0;
         let mut costs = Vec::with_capacity(steps);
         for step in 0..steps {

@@ -13,7 +13,7 @@ use drivetrain::core::{
     launch::run_ranks,
     model::ModelSpec,
     objective::{self, Objective, REWARDS},
-    plan::{MicrobatchLimit, plan_microbatches},
+    plan::MicrobatchLimit,
     trainer::complete,
     weights::SeededWeights,
 };
@@ -65,9 +65,7 @@ pub(crate) fn train(backend: &str, ranks: usize, steps: u64) -> Result<Vec<f64>>
             // the policy as it is, where the batch does not bring the behaviour policy's.
             let mut totals = BatchTotals::count(&global);
             objective.prepare(&mut global, &mut totals)?;
-            let limit = MicrobatchLimit::Sequences(32);
-            let (lengths, data) = (global.lengths(), plan.mesh.data_size());
-            let cut = plan_microbatches(&lengths, global.groups(), data, limit)?;
+            let cut = plan.cut(&global, MicrobatchLimit::Sequences(32))?;
             let mut share = cut.share(&global, plan.mesh.data_index(world.rank()))?;
             complete(&mut share, &mut engine, &objective)?;
             engine.forward_backward(&share, &objective, &totals)?;

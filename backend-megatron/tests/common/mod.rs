@@ -110,7 +110,7 @@ pub(crate) fn share(
     rank: usize,
     limit: MicrobatchLimit,
 ) -> (Batch, BatchTotals) {
-    let plan = plan_microbatches(&batch.lengths(), batch.groups(), ranks, limit).unwrap();
+    let plan = plan_microbatches(&batch.lengths(), batch.groups(), ranks, limit, 1).unwrap();
     (plan.share(batch, rank).unwrap(), BatchTotals::count(batch))
 }
 

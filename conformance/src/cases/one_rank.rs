@@ -72,7 +72,7 @@ fn nothing_changes(
 ) -> Result<()> {
     let named = (fixture.ranks - 1).to_string();
     let failed = fixture.trained(|rank, n| {
-        let last = rank.data_index + 1 == rank.data_size;
+        let last = rank.data_index + 1 == rank.plan.mesh.data_size();
         let Some(error) = fails(rank, n, last)? else {
             return Err(not_refused("the fault of one rank"));
         };

@@ -5,7 +5,7 @@ use drivetrain_core::{
     config::JobSpec,
     mesh::MeshAxis,
     model::{MlpSpec, ModelSpec, ParameterSpec},
-    plan::{PipelineSchedule, PlannedCollective, PlannedOp, TrainPlan},
+    plan::{PipelineKind, PlannedCollective, PlannedOp, TrainPlan, stages},
 };
 
 use super::backend::NAME;
@@ -34,8 +34,8 @@ pub(super) fn plan(job: &JobSpec) -> Result<TrainPlan> {
         model: job.model.clone(),
         config: job.config.clone(),
         parameters,
-        stages: std::iter::once(0..job.model.num_layers()).collect(),
-        schedule: vec![PipelineSchedule::sequential(1)],
+        stages: stages(job.model.num_layers(), &job.config.parallel)?,
+        schedule: PipelineKind::from_config(&job.config.parallel),
         ops: products(&job.model),
         collectives,
         reference_tokens: REFERENCE_TOKENS,

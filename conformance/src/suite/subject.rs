@@ -10,7 +10,7 @@ use drivetrain_core::{
     engine::{Backend, Guarded, WeightInit, build_engine},
     launch::run_ranks,
     model::ModelSpec,
-    plan::{MicrobatchLimit, plan_microbatches},
+    plan::{MicrobatchLimit, TrainPlan},
 };
 use serde_json::json;
 
@@ -51,10 +51,10 @@ pub struct Subject {
 pub struct Rank {
     /// The engine, behind its guard.
     pub engine: Guarded,
+    /// What the engine was built from.
+    pub plan: TrainPlan,
     /// Which data-parallel share it gets.
     pub data_index: usize,
-    /// Of how many.
-    pub data_size: usize,
     /// All ranks, as the engine sees them; not armed.
     pub fault: Arc<Fault>,
 }
@@ -65,9 +65,7 @@ impl Rank {
     /// # Errors
     /// None but a defect's.
     pub fn share(&self, global: &Batch, limit: MicrobatchLimit) -> Result<Batch> {
-        let (lengths, groups) = (global.lengths(), global.groups());
-        let plan = plan_microbatches(&lengths, groups, self.data_size, limit)?;
-        plan.share(global, self.data_index)
+        self.plan.cut(global, limit)?.share(global, self.data_index)
     }
 }
 
@@ -153,10 +151,11 @@ impl Subject {
         run_ranks(mesh.world_size(), TIMEOUT, |world| {
             let fault = Arc::new(Fault::new(world.clone()));
             let intercepted = Intercepted::new(world.clone(), fault.clone());
+            let (engine, plan) = build_engine(&*self.backend, job, Arc::new(intercepted), init())?;
             let mut rank = Rank {
-                data_index: mesh.data_index(world.rank()),
-                data_size: mesh.data_size(),
-                engine: build_engine(&*self.backend, job, Arc::new(intercepted), init())?.0,
+                data_index: plan.mesh.data_index(world.rank()),
+                engine,
+                plan,
                 fault,
             };
             body(&mut rank)

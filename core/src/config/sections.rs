@@ -251,9 +251,9 @@ pub struct ParallelConfig {
     /// Model chunks a stage (interleaved 1F1B).
     #[schemars(range(min = 1, max = 16384))]
     pub virtual_pipeline_size: usize,
-    /// Layers of the first stage, where not an even share.
+    /// Layers of the first stage, over all its chunks, where not an even share.
     pub first_stage_layers: Option<usize>,
-    /// Layers of the last stage, where not an even share.
+    /// Layers of the last stage, over all its chunks, where not an even share.
     pub last_stage_layers: Option<usize>,
     /// Expert-parallel ranks.
     #[schemars(range(min = 1, max = 16384))]

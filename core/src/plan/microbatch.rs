@@ -37,28 +37,31 @@ pub struct MicrobatchPlan {
 ///
 /// Groups are never split. By sequences, groups go to ranks in order, in runs as even as can be; by tokens,
 /// the longest groups go first, each to the rank with the fewest tokens so far, so that ranks are balanced,
-/// and micro-batches are then filled in the original order.
+/// and micro-batches are then filled in the original order. Their number is filled up with empty ones to a
+/// multiple of `multiple_of` ([`PipelineKind::multiple_of`](super::PipelineKind::multiple_of)).
 ///
 /// # Errors
-/// `Config` if `data_ranks` or the limit is 0.
+/// `Config` if `data_ranks`, the limit or `multiple_of` is 0.
 pub fn plan_microbatches(
     lengths: &[usize],
     groups: &[usize],
     data_ranks: usize,
     limit: MicrobatchLimit,
+    multiple_of: usize,
 ) -> Result<MicrobatchPlan> {
     let limit_value = match limit {
         MicrobatchLimit::All => 1,
         MicrobatchLimit::Sequences(n) | MicrobatchLimit::Tokens(n) => n,
     };
-    if data_ranks == 0 || limit_value == 0 {
+    if data_ranks == 0 || limit_value == 0 || multiple_of == 0 {
         return Err(Error::new(
             ErrorKind::Config,
             "plan_microbatches",
-            "ranks and limit must be above 0",
+            "ranks, limit and multiple must be above 0",
         )
         .with("data_ranks", data_ranks)
-        .with("limit", format!("{limit:?}")));
+        .with("limit", format!("{limit:?}"))
+        .with("multiple_of", multiple_of));
     }
     let groups: Vec<_> = groups
         .windows(2)
@@ -101,6 +104,7 @@ pub fn plan_microbatches(
         })
         .collect();
     let count = ranks.iter().map(Vec::len).max().unwrap_or(0).max(1);
+    let count = count.next_multiple_of(multiple_of);
     for rank in &mut ranks {
         rank.resize(count, Vec::new());
     }
@@ -172,12 +176,13 @@ mod tests {
             &singles(5),
             2,
             MicrobatchLimit::Sequences(1),
+            1,
         )
         .unwrap();
         assert_eq!(plan.num_microbatches(), 3);
         assert_eq!(plan.ranks[0], [vec![0], vec![1], vec![]]);
         assert_eq!(plan.ranks[1], [vec![2], vec![3], vec![4]]);
-        let none = plan_microbatches(&[], &[0], 2, MicrobatchLimit::All).unwrap();
+        let none = plan_microbatches(&[], &[0], 2, MicrobatchLimit::All, 1).unwrap();
         assert_eq!(none.ranks, [[Vec::<usize>::new()], [Vec::new()]]);
     }
 
@@ -185,15 +190,16 @@ mod tests {
     fn tokens_balance_ranks() {
         let lengths = [512, 60, 130, 300, 90, 220, 40, 180];
         let plan =
-            plan_microbatches(&lengths, &singles(8), 2, MicrobatchLimit::Tokens(600)).unwrap();
+            plan_microbatches(&lengths, &singles(8), 2, MicrobatchLimit::Tokens(600), 1).unwrap();
         let load = |r| plan.sequences(r).iter().map(|&s| lengths[s]).sum::<usize>();
         assert!(load(0).abs_diff(load(1)) <= 40, "{} {}", load(0), load(1));
     }
 
     #[test]
     fn zero_is_refused() {
-        assert!(plan_microbatches(&[1], &[0, 1], 0, MicrobatchLimit::All).is_err());
-        assert!(plan_microbatches(&[1], &[0, 1], 1, MicrobatchLimit::Tokens(0)).is_err());
+        assert!(plan_microbatches(&[1], &[0, 1], 0, MicrobatchLimit::All, 1).is_err());
+        assert!(plan_microbatches(&[1], &[0, 1], 1, MicrobatchLimit::All, 0).is_err());
+        assert!(plan_microbatches(&[1], &[0, 1], 1, MicrobatchLimit::Tokens(0), 1).is_err());
     }
 
     proptest! {
@@ -202,6 +208,7 @@ mod tests {
             sizes in proptest::collection::vec(1usize..4, 0..12),
             lengths in proptest::collection::vec(1usize..40, 48),
             ranks in 1usize..5,
+            multiple_of in 1usize..5,
             limit in prop_oneof![
                 Just(MicrobatchLimit::All),
                 (1usize..5).prop_map(MicrobatchLimit::Sequences),
@@ -211,7 +218,10 @@ mod tests {
             let mut groups = vec![0];
             for size in &sizes { groups.push(groups[groups.len() - 1] + size); }
             let n = groups[groups.len() - 1];
-            let plan = plan_microbatches(&lengths[..n], &groups, ranks, limit).unwrap();
+            let plan = plan_microbatches(&lengths[..n], &groups, ranks, limit, multiple_of).unwrap();
+            prop_assert!(plan.num_microbatches().is_multiple_of(multiple_of));
+            let fewest = plan_microbatches(&lengths[..n], &groups, ranks, limit, 1).unwrap();
+            prop_assert!(plan.num_microbatches() < fewest.num_microbatches() + multiple_of);
             let mut seen: Vec<usize> = (0..ranks).flat_map(|r| plan.sequences(r)).collect();
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..n).collect::<Vec<_>>());

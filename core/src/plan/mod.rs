@@ -4,15 +4,19 @@ mod holding;
 mod microbatch;
 mod schedule;
 mod sizes;
+mod stages;
 
 pub use holding::{Holding, Holdings, share};
 pub use microbatch::{MicrobatchLimit, MicrobatchPlan, plan_microbatches};
-pub use schedule::{PipelineAction, PipelineSchedule};
+pub use schedule::{PipelineAction, PipelineKind, PipelineSchedule};
 pub use sizes::Sizes;
+pub use stages::stages;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    Result,
+    batch::Batch,
     config::JobConfig,
     mesh::{DeviceMesh, MeshAxis},
     model::{ModelSpec, ParameterSpec},
@@ -31,16 +35,29 @@ pub struct TrainPlan {
     pub config: JobConfig,
     /// Every parameter, in `ModelSpec::parameters`' order.
     pub parameters: Vec<ParameterSpec>,
-    /// Layers of each model chunk: stage `i % pipeline`, chunk `i / pipeline`.
+    /// Layers of each part of the model, as [`stages`] cuts them: entry `i` is chunk `i / pipeline` of stage
+    /// `i % pipeline`.
     pub stages: Vec<std::ops::Range<usize>>,
-    /// What a rank does with its micro-batches, by stage.
-    pub schedule: Vec<PipelineSchedule>,
+    /// The kind of schedule that the stages run; [`PipelineSchedule::of`] makes it for each batch.
+    pub schedule: PipelineKind,
     /// Operations of one micro-batch of `reference_tokens` tokens, forward and backward.
     pub ops: Vec<PlannedOp>,
     /// Collectives of one step.
     pub collectives: Vec<PlannedCollective>,
     /// Tokens that `ops` was counted for.
     pub reference_tokens: usize,
+}
+
+impl TrainPlan {
+    /// Cuts a global batch for the mesh, into a number of micro-batches that the schedule takes.
+    ///
+    /// # Errors
+    /// `Config` if the limit is 0.
+    pub fn cut(&self, global: &Batch, limit: MicrobatchLimit) -> Result<MicrobatchPlan> {
+        let multiple_of = self.schedule.multiple_of(self.mesh.pipeline);
+        let (lengths, groups) = (global.lengths(), global.groups());
+        plan_microbatches(&lengths, groups, self.mesh.data_size(), limit, multiple_of)
+    }
 }
 
 /// One operation of a micro-batch.

@@ -26,10 +26,10 @@ use crate::{
     communicator::{Communicator, ReduceOp},
     config::JobSpec,
     engine::{Engine, Guarded, StepOptions},
-    mesh::{DeviceMesh, MeshAxis},
+    mesh::MeshAxis,
     metrics::Kept,
     objective::Objective,
-    plan::{MicrobatchLimit, MicrobatchPlan, TrainPlan, plan_microbatches},
+    plan::{MicrobatchLimit, MicrobatchPlan, TrainPlan},
 };
 
 /// Skipped steps in a row after which training ends: the weights or the data are broken.
@@ -62,7 +62,7 @@ pub struct Trainer<'a> {
     pub stop: &'a AtomicBool,
     world: Arc<dyn Communicator>,
     data_group: Arc<dyn Communicator>,
-    mesh: DeviceMesh,
+    plan: TrainPlan,
     attempts: u64,
     /// The step of the last checkpoint.
     saved: Option<u64>,
@@ -83,8 +83,7 @@ impl<'a> Trainer<'a> {
         world: Arc<dyn Communicator>,
         stop: &'a AtomicBool,
     ) -> Result<Self> {
-        let mesh = plan.mesh;
-        let peers = mesh.group(
+        let peers = plan.mesh.group(
             world.rank(),
             &[MeshAxis::DataReplicate, MeshAxis::DataShard],
         )?;
@@ -100,7 +99,7 @@ impl<'a> Trainer<'a> {
             stop,
             world,
             data_group,
-            mesh,
+            plan: plan.clone(),
             attempts: 0,
             saved: None,
         })
@@ -150,7 +149,7 @@ impl<'a> Trainer<'a> {
             self.objective.prepare(&mut global, &mut totals)?;
             let mut share = self
                 .cut(&global)?
-                .share(&global, self.mesh.data_index(self.world.rank()))?;
+                .share(&global, self.plan.mesh.data_index(self.world.rank()))?;
             complete(&mut share, &mut self.engine, self.objective)?;
 
             let next = self.engine.step() + 1;
@@ -197,7 +196,7 @@ impl<'a> Trainer<'a> {
             return Ok(());
         };
         let chunk = self.job.config.batch.global_batch_size;
-        let rank = self.mesh.data_index(self.world.rank());
+        let rank = self.plan.mesh.data_index(self.world.rank());
         let mut shares = Vec::new();
         for first in (0..all.num_sequences()).step_by(chunk) {
             let last = (first + chunk).min(all.num_sequences());
@@ -243,12 +242,7 @@ impl<'a> Trainer<'a> {
 
     fn cut(&self, global: &Batch) -> Result<MicrobatchPlan> {
         let limit = MicrobatchLimit::from_config(&self.job.config.batch);
-        plan_microbatches(
-            &global.lengths(),
-            global.groups(),
-            self.mesh.data_size(),
-            limit,
-        )
+        self.plan.cut(global, limit)
     }
 
     /// Ranks see the flag at different times: all stop if any saw it.

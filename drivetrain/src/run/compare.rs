@@ -9,10 +9,9 @@ use drivetrain_core::{
     config::{JobSpec, LoadedJob},
     engine::{Backend, Engine, Guarded, ScoreRequest, StepOptions, WeightInit, build_engine},
     launch::run_ranks,
-    mesh::DeviceMesh,
     metrics::{peak_resident_bytes, process_cpu_seconds, reset_peak_resident},
     objective::{self, Objective},
-    plan::{MicrobatchLimit, MicrobatchPlan, plan_microbatches},
+    plan::{MicrobatchLimit, MicrobatchPlan, TrainPlan},
     trainer::{BatchSource, complete},
     weights::WeightSource,
 };
@@ -177,19 +176,19 @@ struct Subject<'a> {
 struct Rank<'a> {
     subject: &'a Subject<'a>,
     engine: Guarded,
-    mesh: DeviceMesh,
+    plan: TrainPlan,
     world: Arc<dyn Communicator>,
 }
 
 impl Subject<'_> {
     fn rank(&self, world: &Arc<dyn Communicator>) -> Result<Rank<'_>> {
         let init = WeightInit::Source(self.start);
-        let (mut engine, _) = build_engine(self.backend, self.spec, world.clone(), init)?;
+        let (mut engine, plan) = build_engine(self.backend, self.spec, world.clone(), init)?;
         keep_reference(&mut engine, self.objective, self.start)?;
         Ok(Rank {
             subject: self,
             engine,
-            mesh: self.spec.mesh()?,
+            plan,
             world: world.clone(),
         })
     }
@@ -288,14 +287,9 @@ impl Subject<'_> {
 }
 
 impl Rank<'_> {
-    fn plan(&self, batch: &Batch) -> Result<MicrobatchPlan> {
+    fn cut(&self, batch: &Batch) -> Result<MicrobatchPlan> {
         let limit = MicrobatchLimit::from_config(&self.subject.spec.config.batch);
-        plan_microbatches(
-            &batch.lengths(),
-            batch.groups(),
-            self.mesh.data_size(),
-            limit,
-        )
+        self.plan.cut(batch, limit)
     }
 
     /// The first half of a step as the trainer makes it; the global loss.
@@ -304,8 +298,8 @@ impl Rank<'_> {
         let mut global = batch.clone();
         let mut totals = BatchTotals::count(&global);
         objective.prepare(&mut global, &mut totals)?;
-        let index = self.mesh.data_index(self.world.rank());
-        let mut share = self.plan(&global)?.share(&global, index)?;
+        let index = self.plan.mesh.data_index(self.world.rank());
+        let mut share = self.cut(&global)?.share(&global, index)?;
         complete(&mut share, &mut self.engine, objective)?;
         let report = self.engine.forward_backward(&share, objective, &totals)?;
         Ok(report.loss)
@@ -316,8 +310,15 @@ impl Rank<'_> {
             temperature: self.subject.objective.requires().temperature,
             ..ScoreRequest::default()
         };
-        let (plan, engine) = (self.plan(batch)?, &mut self.engine);
-        let scores = global_scores(engine, batch, &plan, &self.mesh, &*self.world, &request)?;
+        let (plan, engine) = (self.cut(batch)?, &mut self.engine);
+        let scores = global_scores(
+            engine,
+            batch,
+            &plan,
+            &self.plan.mesh,
+            &*self.world,
+            &request,
+        )?;
         Ok(scores.0)
     }
 }

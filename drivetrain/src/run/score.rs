@@ -7,7 +7,7 @@ use drivetrain_core::{
     config::{LoadedJob, Overlong},
     engine::{Backend, ScoreRequest, WeightInit, build_engine},
     launch::run_ranks,
-    plan::{MicrobatchLimit, plan_microbatches},
+    plan::MicrobatchLimit,
 };
 use serde::Serialize;
 
@@ -62,14 +62,13 @@ pub fn score(
     };
     run_ranks(mesh.world_size(), timeout(&spec.config), |world| {
         let init = WeightInit::Source(&*weights);
-        let (mut engine, _) = build_engine(backend, spec, world.clone(), init)?;
+        let (mut engine, plan) = build_engine(backend, spec, world.clone(), init)?;
         let limit = MicrobatchLimit::from_config(&spec.config.batch);
         for global in dataset.in_order(spec.config.batch.global_batch_size) {
             let global = global?;
-            let plan =
-                plan_microbatches(&global.lengths(), global.groups(), mesh.data_size(), limit)?;
+            let cut = plan.cut(&global, limit)?;
             let (log_probs, entropies) =
-                global_scores(&mut engine, &global, &plan, &mesh, &*world, &request)?;
+                global_scores(&mut engine, &global, &cut, &plan.mesh, &*world, &request)?;
             if world.rank() == 0 {
                 let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
                 for s in 0..global.num_sequences() {

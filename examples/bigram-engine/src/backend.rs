@@ -8,7 +8,7 @@ use drivetrain_core::{
     config::JobSpec,
     engine::{Backend, Capability, Engine, WeightInit},
     model::Family,
-    plan::{PipelineSchedule, PlannedOp, TrainPlan},
+    plan::{PipelineKind, PlannedOp, TrainPlan, stages},
     weights::SeededWeights,
 };
 
@@ -58,8 +58,8 @@ impl Backend for BigramBackend {
             model: model.clone(),
             config: job.config.clone(),
             parameters: model.parameters(),
-            stages: std::iter::once(0..0).collect(),
-            schedule: vec![PipelineSchedule::sequential(1)],
+            stages: stages(0, &job.config.parallel)?,
+            schedule: PipelineKind::from_config(&job.config.parallel),
             ops: vec![PlannedOp {
                 kind: "gemm".to_owned(),
                 module: "head".to_owned(),

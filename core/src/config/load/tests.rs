@@ -317,7 +317,7 @@ fn uneven_batches_are_planned_exactly() {
     assert_eq!(warnings.len(), 1);
     assert_eq!((warnings[0].rule, warnings[0].line), ("BATCH-05", Some(8)));
     let starts: Vec<_> = (0..=249).collect();
-    let plan = plan_microbatches(&[3; 249], &starts, 2, MicrobatchLimit::Sequences(2)).unwrap();
+    let plan = plan_microbatches(&[3; 249], &starts, 2, MicrobatchLimit::Sequences(2), 1).unwrap();
     let mut seen: Vec<_> = (0..2).flat_map(|r| plan.sequences(r)).collect();
     seen.sort_unstable();
     assert_eq!(seen, (0..249).collect::<Vec<_>>());

@@ -1,7 +1,7 @@
 //! How ranks are arranged, and whether the model divides so.
 
 use super::{Facts, Faults, Rule};
-use crate::{config::ParallelConfig, model::MlpSpec};
+use crate::{config::ParallelConfig, model::MlpSpec, plan};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -207,34 +207,21 @@ fn stages(facts: &Facts<'_>, faults: &mut Faults) {
     let (Some(model), p) = (facts.model, &facts.config.parallel) else {
         return;
     };
-    let (stages, chunks, layers) = (
-        p.pipeline_parallel_size,
-        p.virtual_pipeline_size,
-        model.num_layers(),
-    );
-    if stages == 1 {
+    let layers = model.num_layers();
+    if p.pipeline_parallel_size == 1 || plan::stages(layers, p).is_ok() {
         return;
     }
+    let (stages, chunks) = (p.pipeline_parallel_size, p.virtual_pipeline_size);
     let ends = [p.first_stage_layers, p.last_stage_layers];
-    let given: usize = ends
+    let given = ends
         .iter()
         .flatten()
-        .fold(0, |sum, n| sum.saturating_add(*n));
-    let middle_stages = stages - ends.iter().flatten().count();
-    let parts = middle_stages * chunks;
-    let even = layers >= given
-        && if middle_stages == 0 {
-            layers == given
-        } else {
-            (layers - given).is_multiple_of(parts) && layers > given
-        };
-    if even && ends.iter().flatten().all(|n| *n > 0) {
-        return;
-    }
-    let shape = match given {
+        .fold(0, |sum, n| n.saturating_add(sum));
+    let shape = match ends.iter().flatten().count() {
         0 => format!("{layers} layers over {stages} stages of {chunks} chunk(s)"),
-        _ => format!(
-            "{layers} layers, {given} of them on the stages given, over {middle_stages} stages of {chunks} chunk(s)"
+        ends => format!(
+            "{layers} layers, {given} of them on the stages given, over {} stages of {chunks} chunk(s)",
+            stages - ends
         ),
     };
     faults.error(
