@@ -30,4 +30,4 @@ pub mod trainer;
 pub mod weights;
 
 pub use error::{Diagnostic, Error, ErrorKind, Result, Severity};
-pub use tensor::{DType, Device, DeviceSlice, View, ViewMut};
+pub use tensor::{Buffer, DType, Device, DeviceSlice, View, ViewMut};

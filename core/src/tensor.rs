@@ -9,6 +9,8 @@ use half::{bf16, f16};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::{Error, ErrorKind, Result};
+
 /// Element type of a tensor.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
@@ -114,7 +116,32 @@ macro_rules! views {
             Device(DeviceSlice<'a>),
         }
 
-        impl View<'_> {
+        /// Contiguous elements in host memory that belong to whoever holds it.
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum Buffer {
+            $(#[doc = concat!("Of ", stringify!($type), ".")] $variant(Vec<$type>),)*
+        }
+
+        impl Buffer {
+            /// Element type.
+            pub fn dtype(&self) -> DType {
+                match self { $(Self::$variant(_) => $dtype,)* }
+            }
+            /// Number of elements.
+            pub fn len(&self) -> usize {
+                match self { $(Self::$variant(v) => v.len(),)* }
+            }
+            /// What it holds, read-only.
+            pub fn as_view(&self) -> View<'_> {
+                match self { $(Self::$variant(v) => View::$variant(v),)* }
+            }
+            /// A copy of a view, if that is of host memory.
+            pub fn copy(view: View<'_>) -> Option<Self> {
+                match view { $(View::$variant(s) => Some(Self::$variant(s.to_vec())),)* View::Device(_) => None }
+            }
+        }
+
+        impl<'a> View<'a> {
             /// Element type.
             pub fn dtype(&self) -> DType {
                 match self { $(Self::$variant(_) => $dtype,)* Self::Device(d) => d.dtype }
@@ -128,8 +155,8 @@ macro_rules! views {
                 match self { Self::Device(d) => d.device, _ => Device::Cpu }
             }
             /// The bytes, if they are in host memory.
-            pub fn host_bytes(&self) -> Option<&[u8]> {
-                match self { $(Self::$variant(s) => Some(bytemuck::cast_slice(s)),)* Self::Device(_) => None }
+            pub fn host_bytes(&self) -> Option<&'a [u8]> {
+                match *self { $(Self::$variant(s) => Some(bytemuck::cast_slice(s)),)* Self::Device(_) => None }
             }
         }
 
@@ -169,6 +196,16 @@ macro_rules! views {
             impl<'a> From<&'a mut Vec<$type>> for ViewMut<'a> {
                 fn from(vec: &'a mut Vec<$type>) -> Self { Self::$variant(vec) }
             }
+            impl From<Vec<$type>> for Buffer {
+                fn from(vec: Vec<$type>) -> Self { Self::$variant(vec) }
+            }
+            impl TryFrom<Buffer> for Vec<$type> {
+                type Error = Error;
+
+                fn try_from(buffer: Buffer) -> Result<Self> {
+                    match buffer { Buffer::$variant(vec) => Ok(vec), other => Err(other.not($dtype)) }
+                }
+            }
         )*
     };
 }
@@ -181,6 +218,28 @@ views! {
     I64: i64 = DType::I64,
     I32: i32 = DType::I32,
     U8: u8 = DType::U8,
+}
+
+impl Buffer {
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes the elements take.
+    pub fn num_bytes(&self) -> usize {
+        self.len() * self.dtype().size()
+    }
+
+    fn not(&self, expected: DType) -> Error {
+        Error::new(
+            ErrorKind::Defect,
+            "read_buffer",
+            "a buffer has another dtype",
+        )
+        .with("expected", expected)
+        .with("found", self.dtype())
+    }
 }
 
 impl View<'_> {

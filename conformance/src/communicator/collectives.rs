@@ -19,22 +19,21 @@ pub(super) const CASES: &[(&str, Body)] = &[
     ("reduce_scatter_uneven", reduce_scatter_uneven),
     ("broadcast_from_each", broadcast_from_each),
     ("all_to_all_uneven", all_to_all_uneven),
-    ("send_and_receive_in_order", send_and_receive),
     ("several_in_flight", several_in_flight),
 ];
 
-const SIZES: [usize; 4] = [0, 1, 5, 1031];
+pub(super) const SIZES: [usize; 4] = [0, 1, 5, 1031];
 
 /// Element i of rank r: small whole numbers, so that sums are exact in every dtype.
 fn value(rank: usize, i: usize) -> f64 {
     ((rank * 7 + i * 3) % 17) as f64 - 5.0
 }
 
-fn values(rank: usize, len: usize) -> Vec<f32> {
+pub(super) fn values(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|i| value(rank, i) as f32).collect()
 }
 
-fn wide(values: &[f32]) -> Vec<f64> {
+pub(super) fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&v| v.into()).collect()
 }
 
@@ -220,29 +219,6 @@ fn all_to_all_uneven(launch: &Launch, findings: &mut Findings) -> Result<()> {
                 &wide(&expected),
                 Bound::Exact,
             );
-            Ok(())
-        })?;
-    }
-    Ok(())
-}
-
-/// A ring; two messages to the same rank arrive in the order they were sent.
-fn send_and_receive(launch: &Launch, findings: &mut Findings) -> Result<()> {
-    for world in 2..=4 {
-        each_rank(launch, world, findings, |c, f| {
-            let (me, n) = (c.rank(), c.world_size());
-            let (next, before) = ((me + 1) % n, (me + n - 1) % n);
-            let (first, second) = (values(me, 5), values(me + 50, 3));
-            let a = c.send((&first).into(), next)?;
-            let b = c.send((&second).into(), next)?;
-            let (mut x, mut y) = ([f32::NAN; 5], [f32::NAN; 3]);
-            c.receive(ViewMut::F32(&mut x), before)?.wait()?;
-            c.receive(ViewMut::F32(&mut y), before)?.wait()?;
-            a.wait()?;
-            b.wait()?;
-            let (first, second) = (values(before, 5), values(before + 50, 3));
-            f.check("first", "", &wide(&x), &wide(&first), Bound::Exact);
-            f.check("second", "", &wide(&y), &wide(&second), Bound::Exact);
             Ok(())
         })?;
     }

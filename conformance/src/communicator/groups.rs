@@ -22,6 +22,10 @@ fn ranks_and_sizes(launch: &Launch, findings: &mut Findings) -> Result<()> {
             c.all_reduce(ViewMut::I64(&mut seen), ReduceOp::Sum)?
                 .wait()?;
             f.fact("every rank is there once", seen == vec![1; world]);
+            f.fact(
+                "its members are all",
+                c.members().iter().copied().eq(0..world),
+            );
             Ok(())
         })?;
     }
@@ -51,6 +55,9 @@ fn subgroup_order(launch: &Launch, findings: &mut Findings) -> Result<()> {
         f.fact("its size", group.world_size() == 2);
         f.fact("its order", group.rank() == usize::from(me == 0));
         f.fact("its label", group.label() == "pair");
+        f.fact("its members, in its order", group.members() == [2, 0]);
+        let turned = group.subgroup(&[1, 0], "turned")?;
+        f.fact("members are ranks of the world", turned.members() == [0, 2]);
         let own = [me as f32];
         let mut all = [f32::NAN; 2];
         group

@@ -5,6 +5,7 @@
 mod collectives;
 mod faults;
 mod groups;
+mod messages;
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,7 +27,13 @@ type Body = fn(&Launch, &mut Findings) -> Result<()>;
 
 /// The cases, as tests named `communicator/NAME/...`.
 pub fn communicator_cases(name: &str, launch: &Launch) -> Vec<Trial> {
-    let all = [collectives::CASES, groups::CASES, faults::CASES].concat();
+    let all = [
+        collectives::CASES,
+        groups::CASES,
+        messages::CASES,
+        faults::CASES,
+    ]
+    .concat();
     let trial = |(case, body): (&str, Body)| {
         let launch = launch.clone();
         Trial::test(format!("communicator/{name}/{case}"), move || {

@@ -182,18 +182,15 @@ fn commit(
 /// Every rank's bytes in rank order on rank 0, nothing elsewhere.
 fn collect(comm: &Arc<dyn Communicator>, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
     if comm.rank() != 0 {
-        let length = [bytes.len() as i64];
-        comm.send(length.as_slice().into(), 0)?.wait()?;
-        comm.send((&bytes).into(), 0)?.wait()?;
+        comm.send(vec![bytes.len() as i64].into(), 0)?.wait()?;
+        comm.send(bytes.into(), 0)?.wait()?;
         return Ok(Vec::new());
     }
     let mut all = vec![bytes];
     for rank in 1..comm.world_size() {
-        let mut length = [0i64];
-        comm.receive(length.as_mut_slice().into(), rank)?.wait()?;
-        let mut bytes = vec![0u8; length[0] as usize];
-        comm.receive((&mut bytes).into(), rank)?.wait()?;
-        all.push(bytes);
+        let length: Vec<i64> = comm.receive(DType::I64, 1, rank)?.wait()?.try_into()?;
+        let bytes = comm.receive(DType::U8, length[0] as usize, rank)?.wait()?;
+        all.push(bytes.try_into()?);
     }
     Ok(all)
 }

@@ -41,11 +41,12 @@ impl dyn Communicator + '_ {
             .broadcast((&mut quoted).into(), first)
             .and_then(super::Work::wait);
         match value {
-            Err(own) if first == self.rank() => return Err(own.with("rank", first)),
+            Err(own) if first == self.rank() => return Err(own.with("rank", self.members()[first])),
             Err(own) if told.is_err() => return Err(own),
             _ => told?,
         }
         let kind = ErrorKind::from_code(all[2 * first] - 1);
+        let first = self.members()[first];
         Err(
             Error::new(kind, operation, format!("rank {first} failed, so all do"))
                 .with("rank", first)

@@ -3,12 +3,12 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{Communicator, ReduceOp, Work};
-use crate::{Error, Result, View, ViewMut};
+use crate::{Buffer, DType, Error, Result, View, ViewMut};
 
 /// What is done before each operation of a communicator.
 pub trait Intercept: fmt::Debug + Send + Sync + 'static {
     /// `group` is about to start `operation` on `bytes`: those of the whole buffer (the gathered output, the input of a
-    /// reduction).
+    /// reduction or an exchange).
     ///
     /// # Errors
     /// Its own; then the operation is not started.
@@ -41,6 +41,10 @@ impl<I: Intercept> Communicator for Intercepted<I> {
 
     fn world_size(&self) -> usize {
         self.inner.world_size()
+    }
+
+    fn members(&self) -> &[usize] {
+        self.inner.members()
     }
 
     fn label(&self) -> &str {
@@ -94,14 +98,25 @@ impl<I: Intercept> Communicator for Intercepted<I> {
             .all_to_all(input, send_counts, output, receive_counts)
     }
 
-    fn send<'a>(&self, input: View<'a>, to: usize) -> Result<Work<'a>> {
-        self.before("send", input.num_bytes())?;
-        self.inner.send(input, to)
+    fn send(&self, buffer: Buffer, to: usize) -> Result<Work<'static>> {
+        self.before("send", buffer.num_bytes())?;
+        self.inner.send(buffer, to)
     }
 
-    fn receive<'a>(&self, output: ViewMut<'a>, from: usize) -> Result<Work<'a>> {
-        self.before("receive", output.num_bytes())?;
-        self.inner.receive(output, from)
+    fn receive(&self, dtype: DType, len: usize, from: usize) -> Result<Work<'static, Buffer>> {
+        self.before("receive", len * dtype.size())?;
+        self.inner.receive(dtype, len, from)
+    }
+
+    fn exchange<'a>(
+        &self,
+        input: View<'a>,
+        to: usize,
+        output: ViewMut<'a>,
+        from: usize,
+    ) -> Result<Work<'a>> {
+        self.before("exchange", input.num_bytes())?;
+        self.inner.exchange(input, to, output, from)
     }
 
     fn barrier(&self) -> Result<()> {

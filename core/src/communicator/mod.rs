@@ -1,8 +1,13 @@
 //! Collective operations among ranks.
 //!
 //! Ranks run SPMD: every member of a group calls the same operations in the same order. Each operation starts
-//! at the call and ends in [`Work::wait`]; buffers are borrowed until then. Reductions add in rank order, so
+//! at the call and ends in [`Work::wait`]; views are borrowed until then. Reductions add in rank order, so
 //! every member gets the same bits.
+//!
+//! Messages from one rank to one other are matched by their order alone, whichever of [`Communicator::send`],
+//! [`Communicator::receive`] and [`Communicator::exchange`] they pass through. Waiting for a send may take until
+//! the message is received; so a ring of ranks that all send and then receive does not end on every transport, and
+//! exchanges instead.
 
 mod agree;
 mod intercepted;
@@ -17,7 +22,7 @@ pub use work::Work;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::{Error, Result, View, ViewMut};
+use crate::{Buffer, DType, Error, Result, View, ViewMut};
 
 /// How elements combine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,13 +38,20 @@ pub enum ReduceOp {
 /// A process group: a set of ranks that communicate.
 ///
 /// Errors of every operation name rank, operation, sequence number, size and the ranks that did not arrive,
-/// and come within [`Self::timeout`]. After an error or an [`Self::abort`] every member's calls fail.
+/// and come within [`Self::timeout`]; ranks in errors are those of the world. After an error or an [`Self::abort`]
+/// every member's calls fail.
+///
+/// Views of host memory are always accepted, whatever device the ranks compute on: losses, metrics and agreements
+/// are on the host. All members of an operation pass memory of the same kind.
 pub trait Communicator: Send + Sync + fmt::Debug {
     /// This rank's index in the group.
     fn rank(&self) -> usize;
 
     /// Number of members.
     fn world_size(&self) -> usize;
+
+    /// The members' ranks in the world, by their rank in the group.
+    fn members(&self) -> &[usize];
 
     /// What the group is for (an axis name, `world`); shown in errors and recordings.
     fn label(&self) -> &str;
@@ -79,11 +91,20 @@ pub trait Communicator: Send + Sync + fmt::Debug {
         receive_counts: &[usize],
     ) -> Result<Work<'a>>;
 
-    /// Sends to one rank; matched with its `receive` by order.
-    fn send<'a>(&self, input: View<'a>, to: usize) -> Result<Work<'a>>;
+    /// Sends a buffer to one rank. It is given away: between thread ranks it is the one that is received.
+    fn send(&self, buffer: Buffer, to: usize) -> Result<Work<'static>>;
 
-    /// Receives from one rank.
-    fn receive<'a>(&self, output: ViewMut<'a>, from: usize) -> Result<Work<'a>>;
+    /// Receives a buffer of `len` elements from one rank.
+    fn receive(&self, dtype: DType, len: usize, from: usize) -> Result<Work<'static, Buffer>>;
+
+    /// Sends to one rank and receives from one, which may be the same, as one operation: a step of a ring.
+    fn exchange<'a>(
+        &self,
+        input: View<'a>,
+        to: usize,
+        output: ViewMut<'a>,
+        from: usize,
+    ) -> Result<Work<'a>>;
 
     /// Waits for every member.
     fn barrier(&self) -> Result<()>;

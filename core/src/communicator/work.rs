@@ -4,41 +4,54 @@ use std::fmt;
 
 use crate::Result;
 
-/// A started operation that borrows its buffers until it is waited for.
+/// A started operation that borrows its views until it is waited for, and then gives what it received.
+///
+/// One that is dropped instead still takes place for the other members, and leaves the group as if it had been waited
+/// for; what this rank's outputs hold is not said. (A transport that still reads or writes them waits in the drop.)
 #[must_use = "an operation ends in wait()"]
-pub struct Work<'a> {
-    finish: Option<Box<dyn FnOnce() -> Result<()> + Send + 'a>>,
+pub struct Work<'a, T = ()> {
+    state: State<'a, T>,
 }
 
-impl<'a> Work<'a> {
+enum State<'a, T> {
+    Done(T),
+    Pending(Box<dyn FnOnce() -> Result<T> + Send + 'a>),
+}
+
+impl Work<'_> {
     /// An operation that is already done.
     pub fn done() -> Self {
-        Self { finish: None }
-    }
-
-    /// An operation that `finish` completes (and for which it may block, up to the timeout).
-    pub fn pending(finish: impl FnOnce() -> Result<()> + Send + 'a) -> Self {
         Self {
-            finish: Some(Box::new(finish)),
+            state: State::Done(()),
+        }
+    }
+}
+
+impl<'a, T> Work<'a, T> {
+    /// An operation that `finish` completes (and for which it may block, up to the timeout). What is to happen if it
+    /// is dropped instead, `finish` does as it is dropped.
+    pub fn pending(finish: impl FnOnce() -> Result<T> + Send + 'a) -> Self {
+        Self {
+            state: State::Pending(Box::new(finish)),
         }
     }
 
-    /// Blocks the host until the output may be read and the buffers are free.
+    /// Blocks the host until outputs may be read and the views are free.
     ///
     /// # Errors
     /// The operation's failure.
-    pub fn wait(mut self) -> Result<()> {
-        match self.finish.take() {
-            Some(finish) => finish(),
-            None => Ok(()),
+    pub fn wait(self) -> Result<T> {
+        match self.state {
+            State::Done(value) => Ok(value),
+            State::Pending(finish) => finish(),
         }
     }
 }
 
-impl fmt::Debug for Work<'_> {
+impl<T> fmt::Debug for Work<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Work")
-            .field("pending", &self.finish.is_some())
+            .field("pending", &matches!(self.state, State::Pending(_)))
             .finish()
     }
 }

@@ -4,44 +4,39 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use crate::{DType, Error, ErrorKind, Result, View, ViewMut, communicator::ReduceOp};
+use crate::{Buffer, DType, Error, ErrorKind, Result, View, ViewMut, communicator::ReduceOp};
 
-/// A copy of a rank's input. Backed by `u64` so that every dtype is aligned.
+/// A rank's input: what it gave away, or a copy.
 #[derive(Debug)]
 pub(super) struct Payload {
-    dtype: DType,
-    len: usize,
-    words: Vec<u64>,
+    data: Buffer,
     counts: Vec<usize>,
 }
 
 impl Payload {
-    pub(super) fn empty(dtype: DType) -> Self {
+    /// Of a rank that gives nothing.
+    pub(super) fn empty() -> Self {
+        Self::new(Buffer::U8(Vec::new()))
+    }
+
+    pub(super) fn new(data: Buffer) -> Self {
         Self {
-            dtype,
-            len: 0,
-            words: Vec::new(),
+            data,
             counts: Vec::new(),
         }
     }
 
     pub(super) fn copy(operation: &'static str, view: View<'_>) -> Result<Self> {
-        let bytes = view.host_bytes().ok_or_else(|| {
+        let device = view.device();
+        let data = Buffer::copy(view).ok_or_else(|| {
             Error::new(
                 ErrorKind::Unsupported,
                 operation,
                 "thread ranks communicate host memory only",
             )
-            .with("found", format!("{:?}", view.device()))
+            .with("found", format!("{device:?}"))
         })?;
-        let mut words = vec![0u64; bytes.len().div_ceil(8)];
-        bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
-        Ok(Self {
-            dtype: view.dtype(),
-            len: view.len(),
-            words,
-            counts: Vec::new(),
-        })
+        Ok(Self::new(data))
     }
 
     pub(super) fn with_counts(mut self, counts: &[usize]) -> Self {
@@ -54,15 +49,21 @@ impl Payload {
     }
 
     pub(super) fn dtype(&self) -> DType {
-        self.dtype
+        self.data.dtype()
     }
 
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.data.len()
     }
 
+    pub(super) fn into_buffer(self) -> Buffer {
+        self.data
+    }
+
+    /// `T` is of the data's dtype (descriptors were compared), or a byte.
     fn elements<T: bytemuck::AnyBitPattern>(&self, start: usize, len: usize) -> &[T] {
-        let bytes: &[u8] = bytemuck::cast_slice(&self.words);
+        let view = self.data.as_view();
+        let bytes = view.host_bytes().unwrap_or_default();
         let size = size_of::<T>();
         bytemuck::cast_slice(&bytes[start * size..(start + len) * size])
     }
@@ -79,7 +80,7 @@ pub(super) fn copy_into(
     if len == 0 {
         return Ok(());
     }
-    let size = payload.dtype.size();
+    let size = payload.dtype().size();
     let Some(bytes) = output.host_bytes_mut() else {
         return Err(device_output());
     };

@@ -1,9 +1,11 @@
 //! Ranks as threads of one process.
 //!
 //! An operation deposits a copy of its input at the call and finishes in [`Work::wait`], where every rank
-//! reads the others' deposits and reduces them itself, in rank order: the same bits on each.
+//! reads the others' deposits and reduces them itself, in rank order: the same bits on each. A buffer that is sent is
+//! not copied: its receiver gets it.
 
 mod buffer;
+mod checks;
 mod world;
 
 use std::{
@@ -13,10 +15,10 @@ use std::{
 };
 
 use buffer::{Payload, copy_into, reduce_into};
-use world::{Descriptor, World};
+use world::{Call, Descriptor, Receipt, Ticket, World};
 
 use super::{Communicator, ReduceOp, Work};
-use crate::{DType, Error, ErrorKind, Result, View, ViewMut};
+use crate::{Buffer, DType, Error, ErrorKind, Result, View, ViewMut};
 
 /// How thread ranks communicate.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -87,6 +89,18 @@ impl LocalCommunicator {
         calls.collectives
     }
 
+    fn call(&self, sequence: u64, descriptor: Descriptor) -> Call {
+        Call {
+            group: self.group,
+            rank: self.rank,
+            sequence,
+            descriptor,
+            label: self.label.clone(),
+            members: self.members.clone(),
+            timeout: self.timeout,
+        }
+    }
+
     /// Deposits and returns what finishes with all members' deposits.
     fn collective<'a>(
         &self,
@@ -94,76 +108,40 @@ impl LocalCommunicator {
         input: Payload,
         finish: impl FnOnce(&[Arc<Payload>]) -> Result<()> + Send + 'a,
     ) -> Result<Work<'a>> {
-        let call = world::Call {
-            group: self.group,
-            rank: self.rank,
-            sequence: self.next_collective(),
-            descriptor,
-            label: self.label.clone(),
-            members: self.members.clone(),
-            timeout: self.timeout,
+        let call = self.call(self.next_collective(), descriptor);
+        let ticket = Ticket::deposit(&self.world, call, input)?;
+        Ok(Work::pending(move || finish(&ticket.collect()?)))
+    }
+
+    fn post(&self, operation: &'static str, payload: Payload, to: usize) -> Result<()> {
+        self.check_peer(operation, to)?;
+        let sequence = {
+            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = calls.sends.entry(to).or_default();
+            *count += 1;
+            *count
         };
-        self.world.deposit(&call, input)?;
-        let world = Arc::clone(&self.world);
-        Ok(Work::pending(move || finish(&world.collect(&call)?)))
+        self.world
+            .post((self.group, self.rank, to, sequence), payload)
     }
 
-    fn check_len(&self, operation: &'static str, expected: usize, found: usize) -> Result<()> {
-        if expected == found {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Defect,
-            operation,
-            "a buffer's length does not fit the counts",
-        )
-        .with("rank", self.rank)
-        .with("group", &self.label)
-        .with("expected", expected)
-        .with("found", found))
-    }
-
-    fn check_dtype(&self, operation: &'static str, input: DType, output: DType) -> Result<()> {
-        if input == output {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Defect,
-            operation,
-            "input and output differ in dtype",
-        )
-        .with("rank", self.rank)
-        .with("group", &self.label)
-        .with("expected", input)
-        .with("found", output))
-    }
-
-    fn check_counts(&self, operation: &'static str, counts: &[usize]) -> Result<()> {
-        if counts.len() == self.members.len() {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Defect,
-            operation,
-            "as many counts as members are needed",
-        )
-        .with("rank", self.rank)
-        .with("group", &self.label)
-        .with("expected", self.members.len())
-        .with("found", counts.len()))
-    }
-
-    fn check_peer(&self, operation: &'static str, peer: usize) -> Result<()> {
-        if peer < self.members.len() {
-            return Ok(());
-        }
-        Err(
-            Error::new(ErrorKind::Defect, operation, "no such rank in the group")
-                .with("rank", self.rank)
-                .with("group", &self.label)
-                .with("expected", format!("below {}", self.members.len()))
-                .with("found", peer),
-        )
+    /// What will take the next message from a rank.
+    fn expect(
+        &self,
+        operation: &'static str,
+        dtype: DType,
+        len: usize,
+        from: usize,
+    ) -> Result<Receipt> {
+        self.check_peer(operation, from)?;
+        let sequence = {
+            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = calls.receives.entry(from).or_default();
+            *count += 1;
+            *count
+        };
+        let call = self.call(sequence, Descriptor::new(operation, dtype, vec![len]));
+        Ok(Receipt::new(&self.world, call, from))
     }
 }
 
@@ -179,6 +157,10 @@ impl Communicator for LocalCommunicator {
 
     fn world_size(&self) -> usize {
         self.members.len()
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
     }
 
     fn label(&self) -> &str {
@@ -253,7 +235,7 @@ impl Communicator for LocalCommunicator {
         let input = if is_root {
             Payload::copy(OPERATION, buffer.as_view())?
         } else {
-            Payload::empty(buffer.dtype())
+            Payload::empty()
         };
         self.collective(descriptor, input, move |deposits| {
             if is_root {
@@ -281,6 +263,7 @@ impl Communicator for LocalCommunicator {
         let payload = Payload::copy(OPERATION, input)?.with_counts(send_counts);
         let (rank, receive_counts, label) =
             (self.rank, receive_counts.to_vec(), self.label.clone());
+        let members = self.members.clone();
         self.collective(descriptor, payload, move |deposits| {
             for (from, deposit) in deposits.iter().enumerate() {
                 let sent = deposit.counts()[rank];
@@ -291,8 +274,8 @@ impl Communicator for LocalCommunicator {
                         "ranks disagree on a count",
                     )
                     .with("group", &label)
-                    .with("rank", rank)
-                    .with("from", from)
+                    .with("rank", members[rank])
+                    .with("from", members[from])
                     .with("expected", receive_counts[from])
                     .with("found", sent));
                 }
@@ -309,60 +292,36 @@ impl Communicator for LocalCommunicator {
         })
     }
 
-    fn send<'a>(&self, input: View<'a>, to: usize) -> Result<Work<'a>> {
-        self.check_peer("send", to)?;
-        let sequence = {
-            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = calls.sends.entry(to).or_default();
-            *count += 1;
-            *count
-        };
-        let payload = Payload::copy("send", input)?;
-        self.world
-            .post((self.group, self.rank, to, sequence), payload)?;
+    fn send(&self, buffer: Buffer, to: usize) -> Result<Work<'static>> {
+        self.post("send", Payload::new(buffer), to)?;
         Ok(Work::done())
     }
 
-    fn receive<'a>(&self, mut output: ViewMut<'a>, from: usize) -> Result<Work<'a>> {
-        self.check_peer("receive", from)?;
-        let sequence = {
-            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = calls.receives.entry(from).or_default();
-            *count += 1;
-            *count
-        };
-        let call = world::Call {
-            group: self.group,
-            rank: self.rank,
-            sequence,
-            descriptor: Descriptor::new("receive", output.dtype(), vec![output.len()]),
-            label: self.label.clone(),
-            members: self.members.clone(),
-            timeout: self.timeout,
-        };
-        let world = Arc::clone(&self.world);
+    fn receive(&self, dtype: DType, len: usize, from: usize) -> Result<Work<'static, Buffer>> {
+        let receipt = self.expect("receive", dtype, len, from)?;
+        Ok(Work::pending(move || Ok(receipt.take()?.into_buffer())))
+    }
+
+    fn exchange<'a>(
+        &self,
+        input: View<'a>,
+        to: usize,
+        mut output: ViewMut<'a>,
+        from: usize,
+    ) -> Result<Work<'a>> {
+        const OPERATION: &str = "exchange";
+        self.check_peer(OPERATION, from)?;
+        self.post(OPERATION, Payload::copy(OPERATION, input)?, to)?;
+        let len = output.len();
+        let receipt = self.expect(OPERATION, output.dtype(), len, from)?;
         Ok(Work::pending(move || {
-            let payload = world.take_posted(&call, from)?;
-            if payload.len() != output.len() || payload.dtype() != output.dtype() {
-                return Err(Error::new(
-                    ErrorKind::Defect,
-                    "receive",
-                    "sender and receiver disagree",
-                )
-                .with("group", &call.label)
-                .with("rank", call.rank)
-                .with("from", from)
-                .with("expected", format!("{} x {}", output.dtype(), output.len()))
-                .with("found", format!("{} x {}", payload.dtype(), payload.len())));
-            }
-            let len = output.len();
-            copy_into(&mut output, 0, &payload, 0, len)
+            copy_into(&mut output, 0, &receipt.take()?, 0, len)
         }))
     }
 
     fn barrier(&self) -> Result<()> {
-        let descriptor = Descriptor::new("barrier", crate::DType::U8, Vec::new());
-        self.collective(descriptor, Payload::empty(crate::DType::U8), |_| Ok(()))?
+        let descriptor = Descriptor::new("barrier", DType::U8, Vec::new());
+        self.collective(descriptor, Payload::empty(), |_| Ok(()))?
             .wait()
     }
 
@@ -373,7 +332,7 @@ impl Communicator for LocalCommunicator {
                 "subgroup",
                 "the caller is not in the new group",
             )
-            .with("rank", self.rank)
+            .with("rank", self.members[self.rank])
             .with("found", format!("{ranks:?}"))
         })?;
         let mut seen = std::collections::BTreeSet::new();

@@ -66,12 +66,10 @@ fn collectives_give_every_rank_the_right_part() {
         assert_eq!(word, [2, 2]);
 
         let next = (rank + 1) % 3;
-        let message = vec![rank as f32];
-        let sent = comm.send((&message).into(), next)?;
-        let mut got = vec![-1.0f32];
-        comm.receive((&mut got).into(), (rank + 2) % 3)?.wait()?;
+        let sent = comm.send(vec![rank as f32].into(), next)?;
+        let got = comm.receive(DType::F32, 1, (rank + 2) % 3)?.wait()?;
         sent.wait()?;
-        assert_eq!(got, [((rank + 2) % 3) as f32]);
+        assert_eq!(got, Buffer::F32(vec![((rank + 2) % 3) as f32]));
         comm.barrier()
     });
     assert!(results.is_ok(), "{results:?}");
@@ -119,6 +117,62 @@ fn work_overlaps() {
         Ok(())
     })
     .unwrap();
+}
+
+/// Nothing is copied: the receiver has the sender's memory.
+#[test]
+fn a_buffer_that_is_sent_is_the_one_that_is_received() {
+    let addresses = run_ranks(2, TIMEOUT, |comm| {
+        if comm.rank() == 0 {
+            let buffer = vec![1.0f32; 100];
+            let address = buffer.as_ptr() as usize;
+            comm.send(buffer.into(), 1)?.wait()?;
+            return Ok(address);
+        }
+        let buffer: Vec<f32> = comm.receive(DType::F32, 100, 0)?.wait()?.try_into()?;
+        Ok(buffer.as_ptr() as usize)
+    })
+    .unwrap();
+    assert_eq!(addresses[0], addresses[1]);
+}
+
+/// What is dropped before it is waited for keeps nothing, whether the others have come or not.
+#[test]
+fn a_dropped_operation_leaves_nothing_behind() {
+    let ends = LocalCommunicator::world(2, LocalOptions { timeout: TIMEOUT });
+    let late = |rank: usize, first: bool| {
+        let end = &ends[rank];
+        let (mut sum, mut got) = ([1.0f32], [0.0f32]);
+        let reduce = end.all_reduce(sum.as_mut_slice().into(), ReduceOp::Sum);
+        let receive = end.receive(DType::F32, 1, 1 - rank);
+        let input = [rank as f32];
+        let exchange = end.exchange(
+            input.as_slice().into(),
+            1 - rank,
+            got.as_mut_slice().into(),
+            1 - rank,
+        );
+        if first {
+            drop((reduce, receive, exchange));
+            end.send(vec![5.0f32].into(), 1 - rank)
+                .unwrap()
+                .wait()
+                .unwrap();
+            return;
+        }
+        end.send(vec![5.0f32].into(), 1 - rank)
+            .unwrap()
+            .wait()
+            .unwrap();
+        reduce.unwrap().wait().unwrap();
+        receive.unwrap().wait().unwrap();
+        exchange.unwrap().wait().unwrap();
+        assert_eq!(sum, [2.0]);
+    };
+    late(0, true);
+    assert_eq!(ends[0].world.num_kept(), 5);
+    late(1, false);
+    assert_eq!(ends[0].world.num_kept(), 0);
 }
 
 /// R02: the culprit, the operation, its number and size are named, and nobody hangs.

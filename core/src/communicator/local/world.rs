@@ -64,6 +64,10 @@ pub(super) struct Call {
 }
 
 impl Call {
+    fn key(&self, from: usize) -> Key {
+        (self.group, from, self.rank, self.sequence)
+    }
+
     fn error(&self, kind: ErrorKind, message: impl Into<String>) -> Error {
         Error::new(kind, self.descriptor.operation, message)
             .with("rank", self.members[self.rank])
@@ -101,6 +105,9 @@ impl Call {
     }
 }
 
+/// A message: its group, sender, receiver, and number between these.
+type Key = (usize, usize, usize, u64);
+
 /// Shared by all ranks and groups of one world: one lock, one condition.
 #[derive(Debug, Default)]
 pub(super) struct World {
@@ -113,7 +120,9 @@ struct State {
     groups: Vec<Group>,
     /// Groups by parent, members, label, and how many like it the caller made before.
     made: BTreeMap<(Option<usize>, Vec<usize>, String, usize), usize>,
-    posted: BTreeMap<(usize, usize, usize, u64), Payload>,
+    posted: BTreeMap<Key, Payload>,
+    /// Messages whose receive was dropped before they came.
+    unwanted: BTreeSet<Key>,
     departed: BTreeSet<usize>,
     aborted: Option<Error>,
 }
@@ -176,7 +185,7 @@ impl World {
         self.changed.notify_all();
     }
 
-    pub(super) fn deposit(&self, call: &Call, payload: Payload) -> Result<()> {
+    fn deposit(&self, call: &Call, payload: Payload) -> Result<()> {
         let mut state = self.lock();
         state.check()?;
         let group = &mut state.groups[call.group];
@@ -207,7 +216,7 @@ impl World {
     }
 
     /// Waits until every member has deposited.
-    pub(super) fn collect(&self, call: &Call) -> Result<Vec<Arc<Payload>>> {
+    fn collect(&self, call: &Call) -> Result<Vec<Arc<Payload>>> {
         self.wait(call, |state| {
             let slot = state.groups[call.group].slots.get_mut(&call.sequence);
             let Some(slot) = slot else {
@@ -228,21 +237,51 @@ impl World {
         })
     }
 
-    pub(super) fn post(&self, key: (usize, usize, usize, u64), payload: Payload) -> Result<()> {
+    /// Counts this rank's part as collected.
+    fn skip(&self, call: &Call) {
+        let mut state = self.lock();
+        let slots = &mut state.groups[call.group].slots;
+        if let Some(slot) = slots.get_mut(&call.sequence) {
+            slot.collected += 1;
+            if slot.collected == slot.deposits.len() {
+                slots.remove(&call.sequence);
+            }
+        }
+    }
+
+    pub(super) fn post(&self, key: Key, payload: Payload) -> Result<()> {
         let mut state = self.lock();
         state.check()?;
-        state.posted.insert(key, payload);
+        if !state.unwanted.remove(&key) {
+            state.posted.insert(key, payload);
+        }
         drop(state);
         self.changed.notify_all();
         Ok(())
     }
 
     /// Waits for a point-to-point message.
-    pub(super) fn take_posted(&self, call: &Call, from: usize) -> Result<Payload> {
-        let key = (call.group, from, call.rank, call.sequence);
+    fn take_posted(&self, call: &Call, from: usize) -> Result<Payload> {
+        let key = call.key(from);
         self.wait(call, |state| {
             state.posted.remove(&key).ok_or_else(|| vec![from])
         })
+    }
+
+    /// Throws a message away, now or when it comes.
+    fn refuse(&self, key: Key) {
+        let mut state = self.lock();
+        if state.posted.remove(&key).is_none() {
+            state.unwanted.insert(key);
+        }
+    }
+
+    /// Slots and messages that are still kept for somebody.
+    #[cfg(test)]
+    pub(super) fn num_kept(&self) -> usize {
+        let state = self.lock();
+        let slots: usize = state.groups.iter().map(|g| g.slots.len()).sum();
+        slots + state.posted.len() + state.unwanted.len()
     }
 
     /// Tries until it succeeds; `attempt` returns the group's ranks that are missing.
@@ -275,6 +314,84 @@ impl World {
                 .wait_timeout(state, left)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
+        }
+    }
+}
+
+/// A rank's deposit, and its claim to the others'. Dropped, it frees what is kept for it.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    world: Arc<World>,
+    call: Call,
+    open: bool,
+}
+
+impl Ticket {
+    pub(super) fn deposit(world: &Arc<World>, call: Call, payload: Payload) -> Result<Self> {
+        world.deposit(&call, payload)?;
+        Ok(Self {
+            world: Arc::clone(world),
+            call,
+            open: true,
+        })
+    }
+
+    /// Waits until every member has deposited.
+    pub(super) fn collect(mut self) -> Result<Vec<Arc<Payload>>> {
+        self.open = false;
+        self.world.collect(&self.call)
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.open {
+            self.world.skip(&self.call);
+        }
+    }
+}
+
+/// A rank's claim to a message. Dropped, it refuses the message.
+#[derive(Debug)]
+pub(super) struct Receipt {
+    world: Arc<World>,
+    call: Call,
+    from: usize,
+    open: bool,
+}
+
+impl Receipt {
+    pub(super) fn new(world: &Arc<World>, call: Call, from: usize) -> Self {
+        Self {
+            world: Arc::clone(world),
+            call,
+            from,
+            open: true,
+        }
+    }
+
+    /// Waits for the message, which must be what was expected.
+    pub(super) fn take(mut self) -> Result<Payload> {
+        self.open = false;
+        let payload = self.world.take_posted(&self.call, self.from)?;
+        let (dtype, len) = (self.call.descriptor.dtype, self.call.descriptor.counts[0]);
+        if (payload.dtype(), payload.len()) == (dtype, len) {
+            return Ok(payload);
+        }
+        let message = "sender and receiver disagree";
+        Err(self
+            .call
+            .error(ErrorKind::Defect, message)
+            .with("from", self.call.members[self.from])
+            .with("expected", format!("{dtype} x {len}"))
+            .with("found", format!("{} x {}", payload.dtype(), payload.len())))
+    }
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        if self.open {
+            self.world.refuse(self.call.key(self.from));
         }
     }
 }
