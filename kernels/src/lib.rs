@@ -17,6 +17,8 @@
 #[macro_use]
 mod cpu;
 mod check;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod micro;
 pub mod ops;
 mod rows;

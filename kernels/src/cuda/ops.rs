@@ -1,0 +1,12 @@
+//! The ops on a device: the functions of [`crate::ops`] by the same names, over device memory.
+//!
+//! They give work to the device's stream and return; a fault of a kernel shows up in a later call. Shapes
+//! that do not fit panic as on the CPU. What a CPU function checks inside its buffers (ids, positions,
+//! targets) a device cannot: there it becomes NaN, as each says.
+
+#[path = "../ops/elementwise/cuda.rs"]
+pub mod elementwise;
+#[path = "../ops/rms_norm/cuda.rs"]
+pub mod rms_norm;
+#[path = "../ops/swiglu/cuda.rs"]
+pub mod swiglu;
