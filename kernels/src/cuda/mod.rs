@@ -26,12 +26,18 @@
 mod buffer;
 mod driver;
 mod error;
+mod library;
+mod nvrtc;
 pub mod ops;
 mod source;
+mod target;
 
 pub use buffer::{Buffer, Device, Element, Rows, RowsMut, View, ViewMut};
 pub use driver::{Arg, Driver, Launch};
 pub use error::CudaError;
+pub use library::{LIBRARY_FOLDERS, Library};
+pub use nvrtc::{Compiled, Nvrtc, Resources};
 pub use source::{ARCHITECTURES, HEADER, MODULES, Module};
+pub use target::Target;
 
 pub(crate) use driver::count;

@@ -43,6 +43,7 @@ modules! {
     ];
     RMS_NORM, "rms_norm": [
         "rms_norm_forward",
+        "rms_norm_apply",
         "rms_norm_forward_residual",
         "rms_norm_backward_input",
         "rms_norm_backward_weight",

@@ -32,7 +32,7 @@ fn sum(device: &Device, x: &[f32]) -> Result<f64, CudaError> {
 
 fn sums(device: &Device) -> Result<(), CudaError> {
     // The last is more than one element a thread of the largest grid.
-    for len in LENGTHS.into_iter().chain([1_100_000]) {
+    for len in LENGTHS.into_iter().chain([300_000]) {
         let x = random(1, len);
         let exact: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
         let found = sum(device, &x)?;

@@ -1,6 +1,6 @@
 //! The norm, its fusion with the residual, and its gradients.
 
-use drivetrain_kernels::cuda::ops::rms_norm::{backward, forward, forward_residual};
+use drivetrain_kernels::cuda::ops::rms_norm::{apply, backward, forward, forward_residual};
 use drivetrain_kernels::cuda::{CudaError, Device};
 use drivetrain_kernels::ops::rms_norm::{RmsNormDims, reference};
 
@@ -40,6 +40,16 @@ fn rows_and_heads(device: &Device) -> Result<(), CudaError> {
         let (y_ref, inv_ref) = reference::forward(&dims, &wide(&x), &wide(&w));
         assert_close("y", &y.read()?, &y_ref, 3e-7);
         assert_close("inv_rms", &inv_rms.read()?, &inv_ref, 1e-7);
+        let mut again = poisoned(device, len)?;
+        apply(
+            device,
+            &dims,
+            x_rows,
+            w_view,
+            inv_rms.view(),
+            again.rows_mut(row),
+        )?;
+        assert_eq!(again.read()?, y.read()?);
 
         let dy_device = device.upload(&dy)?;
         let (dx_ref, dw_ref) = reference::backward(&dims, &wide(&dy), &wide(&x), &wide(&w));

@@ -6,8 +6,8 @@ use crate::cuda::source::ELEMENTWISE as MODULE;
 use crate::cuda::{Arg, Buffer, CudaError, Device, View, ViewMut, count};
 
 const THREADS: u32 = 256;
-/// Blocks at most: some waves on the largest devices. Threads stride over what is more.
-const MOST_BLOCKS: usize = 4096;
+/// Blocks at most: a wave on the largest devices. Threads stride over what is more.
+const MOST_BLOCKS: usize = 1024;
 
 /// Elements of the scratch of [`sum_of_squares`].
 pub const SUM_OF_SQUARES_SCRATCH: usize = MOST_BLOCKS;

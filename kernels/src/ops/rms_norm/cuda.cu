@@ -28,6 +28,18 @@ rms_norm_forward(In<float> x, u64 x_stride, In<float> weight, Out<float> y, u64 
   if (threadIdx.x == 0) inv_rms[row] = inverse;
 }
 
+// y of an earlier forward pass, made again from its inv_rms; a block a row.
+extern "C" __global__ void __launch_bounds__(1024)
+rms_norm_apply(In<float> x, u64 x_stride, In<float> weight, In<float> inv_rms, Out<float> y, u64 y_stride, u32 groups,
+               u32 width) {
+  const u32 row = blockIdx.x;
+  const u64 band = static_cast<u64>(row % groups) * width;
+  const auto in = x + (row / groups * x_stride + band);
+  const auto out = y + (row / groups * y_stride + band);
+  const float inverse = inv_rms[row];
+  for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[i] = in[i] * inverse * weight[i];
+}
+
 // A block a row: h = x + residual first. A thread reads back only what it wrote itself.
 extern "C" __global__ void __launch_bounds__(1024)
 rms_norm_forward_residual(In<float> x, In<float> residual, In<float> weight, Out<float> h, Out<float> y,

@@ -47,6 +47,39 @@ pub fn forward(
     }
 }
 
+/// y = x inv_rms w with the inv_rms of an earlier call: the y of that call, bit for bit.
+#[track_caller]
+pub fn apply(
+    device: &Device,
+    dims: &RmsNormDims,
+    x: Rows<'_>,            // [T, groups * width]
+    weight: View<'_, f32>,  // [width]
+    inv_rms: View<'_, f32>, // [T * groups]
+    y: RowsMut<'_>,         // [T, groups * width]
+) -> Result<(), CudaError> {
+    check_rows(dims, "x", x.shape());
+    check_rows(dims, "y", y.shape());
+    weight.check("weight", dims.width);
+    inv_rms.check("inv_rms", dims.rows());
+    let ([x, x_stride], [y, y_stride]) = (x.args(), y.args());
+    let (groups, width) = (
+        count("groups", dims.groups).into(),
+        count("width", dims.width).into(),
+    );
+    let args = [
+        x,
+        x_stride,
+        weight.arg(),
+        inv_rms.arg(),
+        y,
+        y_stride,
+        groups,
+        width,
+    ];
+    // SAFETY: x and y are [T, groups * width], the others as checked above.
+    unsafe { device.launch(&MODULE, "rms_norm_apply", rows(dims), threads(dims), &args) }
+}
+
 /// h = x + residual; y = norm(h) w; fills inv_rms. All contiguous, one group.
 #[track_caller]
 #[allow(clippy::too_many_arguments)] // the operands of one fused op
