@@ -1,5 +1,4 @@
-//! What the ops ask of a device. Two things answer: a GPU (the driver of a device), and in the tests the
-//! emulator of `kernels/emulator`.
+//! What the ops ask of a device. Two things answer: a GPU, and in the tests the emulator of `kernels/emulator`.
 
 use super::{CudaError, Module};
 
