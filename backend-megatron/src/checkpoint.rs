@@ -1,4 +1,4 @@
-//! State in and out: of each bucket, the share this rank owns, in Hugging Face coordinates.
+//! State in and out: of each region, the share this rank owns, in Hugging Face coordinates.
 
 use drivetrain_core::{
     Result,
@@ -24,11 +24,11 @@ pub(crate) fn save(
     optimizer: &Optimizer,
     writer: &mut dyn StateWriter,
 ) -> Result<()> {
-    for (bucket, places) in layout.buckets().iter().enumerate() {
-        let own = data.own(bucket);
-        let [m, v] = &optimizer.moments[bucket];
-        let weights = &params.bucket(bucket)[own.clone()];
-        for piece in places.pieces(own.clone()) {
+    for region in 0..data.num_regions() {
+        let own = data.own(region);
+        let [m, v] = &optimizer.moments[region];
+        let weights = &params.bucket(data.region(region).bucket)[own.clone()];
+        for piece in layout.pieces(region, own.clone()) {
             let spec = &layout.parameters()[piece.parameter];
             let local = piece.range.start - own.start..piece.range.end - own.start;
             for (slot, values) in [
@@ -49,7 +49,7 @@ pub(crate) fn save(
     write_step(writer, optimizer.step)
 }
 
-/// What was saved, for this rank: all weights, its share of the moments, and the step.
+/// What was saved, for this rank: the weights it holds, its shares of the moments, and the step.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) params: Buffers,
@@ -72,19 +72,19 @@ pub(crate) fn load(
         moments: Optimizer::zero_moments(data),
         step,
     };
-    for (bucket, places) in layout.buckets().iter().enumerate() {
-        for piece in places.pieces(0..places.len()) {
-            let name = &layout.parameters()[piece.parameter].name;
-            let target = &mut loaded.params.bucket_mut(bucket)[piece.range];
-            read_into(reader, name, StateSlot::Weight, &piece.runs, target)?;
-        }
-        let own = data.own(bucket);
-        for piece in places.pieces(own.clone()) {
+    for (bucket, part) in layout.parts() {
+        let name = &layout.parameters()[part.parameter].name;
+        let target = &mut loaded.params.bucket_mut(bucket)[part.range.clone()];
+        read_into(reader, name, StateSlot::Weight, &part.runs, target)?;
+    }
+    for region in 0..data.num_regions() {
+        let own = data.own(region);
+        for piece in layout.pieces(region, own.clone()) {
             let name = &layout.parameters()[piece.parameter].name;
             let local = piece.range.start - own.start..piece.range.end - own.start;
             for (slot, moment) in [StateSlot::ExpAvg, StateSlot::ExpAvgSq]
                 .into_iter()
-                .zip(&mut loaded.moments[bucket])
+                .zip(&mut loaded.moments[region])
             {
                 read_into(reader, name, slot, &piece.runs, &mut moment[local.clone()])?;
             }

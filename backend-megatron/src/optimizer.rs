@@ -1,4 +1,4 @@
-//! AdamW over this rank's share of every bucket, behind the step's one commit point.
+//! AdamW over this rank's share of every region, behind the step's one commit point.
 
 use drivetrain_core::{
     Result,
@@ -26,7 +26,7 @@ use crate::{
 pub(crate) struct Optimizer {
     config: OptimizerConfig,
     learning_rate: LearningRate,
-    /// First and second moment of each bucket's share.
+    /// First and second moment of each region's share.
     pub(crate) moments: Vec<[Vec<f32>; 2]>,
     /// Committed steps.
     pub(crate) step: u64,
@@ -45,8 +45,8 @@ impl Optimizer {
 
     /// Moments of 0 for what this rank owns.
     pub(crate) fn zero_moments(data: &DataParallel) -> Vec<[Vec<f32>; 2]> {
-        (0..data.num_buckets())
-            .map(|b| [vec![0.0; data.own(b).len()], vec![0.0; data.own(b).len()]])
+        (0..data.num_regions())
+            .map(|r| [vec![0.0; data.own(r).len()], vec![0.0; data.own(r).len()]])
             .collect()
     }
 
@@ -77,11 +77,11 @@ impl Optimizer {
             return Ok(report);
         };
         self.step = report.step;
-        for bucket in 0..data.num_buckets() {
-            let own = data.own(bucket);
-            let g = grads.own(data, bucket);
-            let [m, v] = &mut self.moments[bucket];
-            for piece in layout.buckets()[bucket].pieces(own.clone()) {
+        for region in 0..data.num_regions() {
+            let (own, bucket) = (data.own(region), data.region(region).bucket);
+            let g = grads.own(data, region);
+            let [m, v] = &mut self.moments[region];
+            for piece in layout.pieces(region, own.clone()) {
                 let spec = &layout.parameters()[piece.parameter];
                 let factors = AdamW {
                     lr: report.learning_rate,
@@ -116,7 +116,7 @@ impl Optimizer {
 /// Sum of squares of what this rank owns: every element is owned once, so the sum over ranks counts each
 /// parameter once.
 fn own_squares(cpu: Cpu, data: &DataParallel, grads: &Gradients) -> f64 {
-    (0..data.num_buckets())
-        .map(|bucket| elementwise::sum_of_squares(cpu, grads.own(data, bucket)).sum)
+    (0..data.num_regions())
+        .map(|region| elementwise::sum_of_squares(cpu, grads.own(data, region)).sum)
         .sum()
 }

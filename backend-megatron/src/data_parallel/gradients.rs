@@ -1,14 +1,15 @@
-//! The open step's gradients: this rank's own sums, and its share of the sums over ranks.
+//! The open step's gradients: this rank's own sums, and its shares of the sums over replicas.
 
 use drivetrain_core::Result;
 use drivetrain_kernels::{Cpu, ops::elementwise};
 
-use super::{DataParallel, Slot};
+use super::{DataParallel, Slots};
 use crate::weights::{Buffers, Layout};
 
 /// Gradients of one rank.
 ///
-/// Over several ranks `local` is blank between calls and `shares` hold what was reduced; alone, `local` is all.
+/// Of a region with replicas, `local` is of no account between calls and a share holds what was reduced; of a
+/// region that this rank holds alone, `local` is all.
 #[derive(Debug)]
 pub(crate) struct Gradients {
     /// What backward writes.
@@ -16,7 +17,9 @@ pub(crate) struct Gradients {
     /// Whether `local` counts as 0, whatever it holds: the next backward then overwrites it, which saves a
     /// pass over memory that clears it and one that reads the zeros.
     blank: bool,
-    /// Of each bucket, the share this rank owns. Empty where it is alone.
+    /// Whether the regions with replicas count as 0 in `local`, the others not.
+    reduced: bool,
+    /// Of each region, the share this rank owns. Empty where it holds the region alone.
     shares: Vec<Vec<f32>>,
     /// Whether `forward_backward` has run since the last clear.
     open: bool,
@@ -25,38 +28,40 @@ pub(crate) struct Gradients {
 impl Gradients {
     /// None yet.
     pub(crate) fn new(layout: &Layout, data: &DataParallel) -> Self {
-        let shares = match data.size() {
-            1 => Vec::new(),
-            _ => (0..data.num_buckets())
-                .map(|b| vec![0.0; data.own(b).len()])
-                .collect(),
+        let share = |region| match data.is_alone(region) {
+            true => Vec::new(),
+            false => vec![0.0; data.own(region).len()],
         };
         Self {
             local: Buffers::zeros(layout),
             blank: true,
-            shares,
+            reduced: false,
+            shares: (0..data.num_regions()).map(share).collect(),
             open: false,
         }
     }
 
-    /// Called once for each micro-batch that has a gradient, in order: whether it adds to `local`, or is the
-    /// first and overwrites it.
-    pub(crate) fn start_microbatch(&mut self) -> bool {
-        !std::mem::replace(&mut self.blank, false)
-    }
-
-    /// Called before the reduction: where no micro-batch had a gradient, makes the zeros real.
-    pub(crate) fn settle(&mut self) {
-        if std::mem::replace(&mut self.blank, false) {
+    /// Called before a pass, which has a gradient if `any`: whether its first micro-batch with a gradient adds to
+    /// `local`, or overwrites it. Where no micro-batch will, the zeros are made real.
+    pub(crate) fn start(&mut self, data: &DataParallel, any: bool) -> bool {
+        let blank = std::mem::replace(&mut self.blank, false);
+        if blank && !any {
             self.local.clear();
         }
+        if std::mem::replace(&mut self.reduced, false) && !blank {
+            for region in (0..data.num_regions()).filter(|&r| !data.is_alone(r)) {
+                let region = data.region(region);
+                self.local.bucket_mut(region.bucket)[region.range.clone()].fill(0.0);
+            }
+        }
+        !blank
     }
 
-    /// This rank's share of a bucket, summed over ranks.
-    pub(crate) fn own(&self, data: &DataParallel, bucket: usize) -> &[f32] {
-        match self.shares.get(bucket) {
-            Some(share) => share,
-            None => &self.local.bucket(bucket)[data.own(bucket)],
+    /// This rank's share of a region, summed over its replicas.
+    pub(crate) fn own(&self, data: &DataParallel, region: usize) -> &[f32] {
+        match data.is_alone(region) {
+            false => &self.shares[region],
+            true => &self.local.bucket(data.region(region).bucket)[data.own(region)],
         }
     }
 
@@ -66,25 +71,34 @@ impl Gradients {
         self.open = false;
     }
 
-    /// Ends a backward pass: takes back the buckets that its reduction borrowed and, if that went well, adds
-    /// what it received and opens the step. Alone there is nothing to take back.
+    /// Ends a pass: takes back the buckets that its reduction borrowed and, if that went well, adds what it
+    /// received and opens the step.
     ///
     /// # Errors
     /// The reduction's.
-    pub(crate) fn absorb(&mut self, cpu: Cpu, slots: Vec<Slot>, reduced: Result<()>) -> Result<()> {
-        for slot in slots {
-            let Some(bucket) = slot.bucket else { continue };
-            *self.local.bucket_mut(bucket) = slot.local;
-            self.blank = true;
-            let share = &mut self.shares[bucket];
-            if self.open {
-                elementwise::add_assign(cpu, share, &slot.received);
-            } else {
-                share.copy_from_slice(&slot.received);
+    pub(crate) fn absorb(
+        &mut self,
+        cpu: Cpu,
+        data: &DataParallel,
+        slots: Slots,
+        reduced: Result<()>,
+    ) -> Result<()> {
+        for (bucket, sums, received) in slots.into_started() {
+            *self.local.bucket_mut(bucket) = sums;
+            for (region, received) in data.buckets[bucket].clone().zip(received) {
+                let Some(received) = received else { continue };
+                let share = &mut self.shares[region];
+                if self.open {
+                    elementwise::add_assign(cpu, share, &received);
+                } else {
+                    share.copy_from_slice(&received);
+                }
             }
         }
         reduced?;
         self.open = true;
+        self.reduced = true;
+        self.blank = (0..data.num_regions()).all(|r| !data.is_alone(r));
         Ok(())
     }
 

@@ -1,118 +1,126 @@
-//! Data parallelism with a distributed optimizer (Megatron's; ZeRO stage 1 of Rajbhandari et al. 2020, with
-//! gradients reduce-scattered).
+//! The distributed optimizer (Megatron's; ZeRO stage 1 of Rajbhandari et al. 2020, with gradients
+//! reduce-scattered), over whatever ranks hold the same elements.
 //!
-//! Every rank holds all weights and, of each bucket, owns a share: it receives the sum of that share's
-//! gradients, updates it with moments that only it holds, and sends the new weights to all. Shares are
-//! cuts of the flat bucket, uneven or empty where it does not divide: there is no padding to enter a norm or
-//! an export.
+//! A region's replicas are data and context ranks, for norms and routers tensor ranks too, for a tied embedding
+//! the first and the last stage. Each computes a part of the sum that is the gradient; of each region a rank
+//! owns a share: it receives the sum of that share's gradients, updates it with moments that only it holds, and
+//! sends the new weights to all. So every element is owned once: it enters the norm once, is saved once, and
+//! its replicas have the same bits. Shares are cuts of the flat region, uneven or empty where it does not
+//! divide: there is no padding to enter a norm or an export.
 
 mod gradients;
 mod reduction;
 
 pub(crate) use gradients::Gradients;
-pub(crate) use reduction::{Reduction, Slot};
+pub(crate) use reduction::{Reduction, Slots};
 
 use std::{ops::Range, sync::Arc};
 
 use drivetrain_core::{
     Result,
     communicator::{Communicator, Work},
-    engine::ForwardBackwardReport,
-    mesh::{DeviceMesh, MeshAxis},
+    plan::share,
 };
 
 use crate::{
-    weights::{Buffers, Layout},
+    weights::{Buffers, Layout, Region},
     workspace::{Buffer, Workspace},
 };
 
-/// The data-parallel ranks and what each owns.
+/// The replicas of each region and what each owns.
 #[derive(Debug)]
 pub(crate) struct DataParallel {
-    group: Arc<dyn Communicator>,
-    /// Elements of each rank's share, by bucket.
-    counts: Vec<Vec<usize>>,
+    groups: Vec<Arc<dyn Communicator>>,
+    regions: Vec<Region>,
+    /// Regions of each bucket.
+    buckets: Vec<Range<usize>>,
 }
 
 /// Elements of each rank's share of `len`, as even as can be.
 pub(crate) fn share_counts(len: usize, ranks: usize) -> Vec<usize> {
-    (0..ranks)
-        .map(|r| len * (r + 1) / ranks - len * r / ranks)
-        .collect()
+    (0..ranks).map(|r| share(len, ranks, r).len()).collect()
 }
 
 impl DataParallel {
-    /// The group of this rank along the data axes. Collective over `world`.
+    /// The groups of this rank. Collective over `world`.
     ///
     /// # Errors
     /// The communicator's.
-    pub(crate) fn new(
-        world: &dyn Communicator,
-        mesh: &DeviceMesh,
-        layout: &Layout,
-    ) -> Result<Self> {
-        let axes = [MeshAxis::DataReplicate, MeshAxis::DataShard];
-        let ranks = mesh.group(world.rank(), &axes)?;
-        let group = world.subgroup(&ranks, MeshAxis::DataShard.name())?;
-        let counts = layout
-            .buckets()
+    pub(crate) fn new(world: &dyn Communicator, layout: &Layout) -> Result<Self> {
+        let groups = layout
+            .groups()
             .iter()
-            .map(|b| share_counts(b.len(), ranks.len()))
+            .map(|ranks| world.subgroup(ranks, "replicas"))
+            .collect::<Result<_>>()?;
+        let regions = layout.regions().to_vec();
+        let buckets = (0..layout.buckets().len())
+            .map(|b| {
+                let start = regions.partition_point(|r| r.bucket < b);
+                start..regions.partition_point(|r| r.bucket <= b)
+            })
             .collect();
-        Ok(Self { group, counts })
+        Ok(Self {
+            groups,
+            regions,
+            buckets,
+        })
     }
 
-    /// Number of data-parallel ranks.
-    pub(crate) fn size(&self) -> usize {
-        self.group.world_size()
+    /// Number of regions.
+    pub(crate) fn num_regions(&self) -> usize {
+        self.regions.len()
     }
 
-    /// This rank's index among them.
-    pub(crate) fn rank(&self) -> usize {
-        self.group.rank()
+    /// A region.
+    pub(crate) fn region(&self, region: usize) -> &Region {
+        &self.regions[region]
     }
 
-    /// What this rank owns of a bucket.
-    pub(crate) fn own(&self, bucket: usize) -> Range<usize> {
-        let counts = &self.counts[bucket];
-        let start = counts[..self.rank()].iter().sum();
-        start..start + counts[self.rank()]
+    /// Whether no other rank holds a region.
+    pub(crate) fn is_alone(&self, region: usize) -> bool {
+        self.group(region).world_size() == 1
     }
 
-    /// Number of buckets.
-    pub(crate) fn num_buckets(&self) -> usize {
-        self.counts.len()
+    /// What this rank owns of a region, as a range of its bucket.
+    pub(crate) fn own(&self, region: usize) -> Range<usize> {
+        let (group, range) = (self.group(region), &self.regions[region].range);
+        let own = share(range.len(), group.world_size(), group.rank());
+        range.start + own.start..range.start + own.end
     }
 
-    /// Combines loss and metrics over the ranks.
-    ///
-    /// # Errors
-    /// The communicator's.
-    pub(crate) fn all_reduce(&self, report: &mut ForwardBackwardReport) -> Result<()> {
-        report.all_reduce(&*self.group)
-    }
-
-    /// Sends every owner's weights to all ranks.
+    /// Sends every owner's weights to the region's replicas.
     ///
     /// # Errors
     /// The communicator's.
     pub(crate) fn gather(&self, workspace: &Workspace, params: &mut Buffers) -> Result<()> {
-        if self.size() == 1 {
-            return Ok(());
-        }
-        let shares: Vec<Buffer> = (0..self.num_buckets())
-            .map(|b| workspace.copy(&params.bucket(b)[self.own(b)]))
-            .collect();
-        let works = shares
-            .iter()
-            .zip(params.buckets_mut())
-            .zip(&self.counts)
-            .map(|((share, bucket), counts)| {
-                self.group
-                    .all_gather((&**share).into(), bucket.into(), counts)
+        let shares: Vec<Option<Buffer>> = (0..self.num_regions())
+            .map(|r| {
+                let own = &params.bucket(self.regions[r].bucket)[self.own(r)];
+                (!self.is_alone(r)).then(|| workspace.copy(own))
             })
-            .collect::<Result<Vec<_>>>()?;
+            .collect();
+        let mut works = Vec::with_capacity(shares.len());
+        for (mut bucket, regions) in params.buckets_mut().zip(&self.buckets) {
+            for region in regions.clone() {
+                let (head, tail) = bucket.split_at_mut(self.regions[region].range.len());
+                bucket = tail;
+                if let Some(share) = &shares[region] {
+                    let counts = self.counts(region);
+                    let group = self.group(region);
+                    works.push(group.all_gather((&**share).into(), head.into(), &counts)?);
+                }
+            }
+        }
         works.into_iter().try_for_each(Work::wait)
+    }
+
+    fn group(&self, region: usize) -> &dyn Communicator {
+        &*self.groups[self.regions[region].group]
+    }
+
+    fn counts(&self, region: usize) -> Vec<usize> {
+        let ranks = self.group(region).world_size();
+        share_counts(self.regions[region].range.len(), ranks)
     }
 }
 

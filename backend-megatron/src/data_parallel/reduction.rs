@@ -1,4 +1,4 @@
-//! Reduce-scatter of gradients, bucket by bucket, each started as soon as backward is done with it.
+//! Reduce-scatter of gradients, region by region, each started as soon as backward is done with its bucket.
 
 use drivetrain_core::{
     Result,
@@ -7,76 +7,104 @@ use drivetrain_core::{
 
 use super::DataParallel;
 use crate::{
-    weights::Buffers,
+    weights::{Buffers, Layout},
     workspace::{Buffer, Workspace},
 };
 
-/// A bucket under way. Slots outlive the operations that borrow them.
+/// The buckets of a backward pass that are under way. Slots outlive the operations that borrow them.
 #[derive(Debug)]
-pub(crate) struct Slot {
-    /// Which bucket it holds, once started.
-    pub(super) bucket: Option<usize>,
-    /// This rank's sums, moved here from the gradients.
-    pub(super) local: Vec<f32>,
-    /// The share of the sums over ranks.
-    pub(super) received: Buffer,
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    /// This rank's sums, moved here from the gradients once the bucket is started.
+    local: Option<Vec<f32>>,
+    /// The share of each region's sums over its replicas; none of a region that this rank holds alone.
+    received: Vec<Option<Buffer>>,
 }
 
 /// The reductions of one backward pass.
 #[derive(Debug)]
 pub(crate) struct Reduction<'a> {
     data: &'a DataParallel,
-    free: std::slice::IterMut<'a, Slot>,
+    layout: &'a Layout,
+    free: Vec<Option<&'a mut Slot>>,
     works: Vec<Work<'a>>,
 }
 
-impl Slot {
-    /// One for each bucket, in the order in which backward completes them (the last first); none where this
-    /// rank is alone.
-    pub(crate) fn all(data: &DataParallel, workspace: &Workspace) -> Vec<Self> {
-        let buckets = if data.size() == 1 {
-            0
-        } else {
-            data.num_buckets()
+impl Slots {
+    /// One for each bucket.
+    pub(crate) fn new(data: &DataParallel, workspace: &Workspace) -> Self {
+        let received = |region| match data.is_alone(region) {
+            true => None,
+            false => Some(workspace.take(data.own(region).len())),
         };
-        (0..buckets)
-            .rev()
-            .map(|bucket| Self {
-                bucket: None,
-                local: Vec::new(),
-                received: workspace.take(data.own(bucket).len()),
+        let slots = data
+            .buckets
+            .iter()
+            .map(|regions| Slot {
+                local: None,
+                received: regions.clone().map(received).collect(),
             })
-            .collect()
+            .collect();
+        Self { slots }
+    }
+
+    /// What came back: each started bucket, its sums, and what it received.
+    pub(super) fn into_started(
+        self,
+    ) -> impl Iterator<Item = (usize, Vec<f32>, Vec<Option<Buffer>>)> {
+        self.slots
+            .into_iter()
+            .enumerate()
+            .filter_map(|(bucket, slot)| Some((bucket, slot.local?, slot.received)))
     }
 }
 
 impl<'a> Reduction<'a> {
     /// Nothing started yet.
-    pub(crate) fn new(data: &'a DataParallel, slots: &'a mut [Slot]) -> Self {
+    pub(crate) fn new(data: &'a DataParallel, layout: &'a Layout, slots: &'a mut Slots) -> Self {
         Self {
             data,
-            works: Vec::with_capacity(slots.len()),
-            free: slots.iter_mut(),
+            layout,
+            works: Vec::with_capacity(data.num_regions()),
+            free: slots.slots.iter_mut().map(Some).collect(),
         }
     }
 
-    /// Starts on a bucket that backward is done with. Buckets come last first.
+    /// Starts on a bucket that backward is done with. Ranks that hold the same elements start in the same order.
     ///
     /// # Errors
     /// The communicator's.
     pub(crate) fn start(&mut self, bucket: usize, local: &mut Buffers) -> Result<()> {
-        let Some(slot) = self.free.next() else {
+        let regions = self.data.buckets[bucket].clone();
+        if regions.clone().all(|r| self.data.is_alone(r)) {
+            return Ok(());
+        }
+        let Some(slot) = self.free[bucket].take() else {
             return Ok(());
         };
-        slot.bucket = Some(bucket);
-        slot.local = std::mem::take(local.bucket_mut(bucket));
-        let work = self.data.group.reduce_scatter(
-            slot.local.as_slice().into(),
-            (&mut *slot.received).into(),
-            &self.data.counts[bucket],
-            ReduceOp::Sum,
-        )?;
-        self.works.push(work);
+        let sums = slot
+            .local
+            .insert(std::mem::take(local.bucket_mut(bucket)));
+        for part in self.layout.buckets()[bucket].parts() {
+            if part.redundant {
+                sums[part.range.clone()].fill(0.0);
+            }
+        }
+        let sums: &'a [f32] = sums;
+        for (region, received) in regions.zip(&mut slot.received) {
+            let Some(received) = received else { continue };
+            let work = self.data.group(region).reduce_scatter(
+                sums[self.data.region(region).range.clone()].into(),
+                (&mut **received).into(),
+                &self.data.counts(region),
+                ReduceOp::Sum,
+            )?;
+            self.works.push(work);
+        }
         Ok(())
     }
 

@@ -1,24 +1,35 @@
 //! Grouped-query attention: fused q, k, v projection, optional norm a head (Qwen3), RoPE, causal attention
 //! within each sequence, output projection.
 //!
-//! One weight [(H + 2K) E, D] makes qkv [T, (H + 2K) E], whose bands are q, k and v. RoPE turns q and k in
-//! place, or, where they are normalised, in a buffer of their own.
+//! One column-parallel weight [(H + 2K) E, D] makes qkv [T, (H + 2K) E], whose bands are q, k and v; H and K are
+//! this rank's heads. RoPE turns q and k in place, or, where they are normalised, in a buffer of their own.
 
 use std::ops::Range;
 
-use drivetrain_core::{Result, model::ModelSpec, plan::PlannedOp};
+use drivetrain_core::{
+    Result,
+    config::RecomputeModule,
+    model::ModelSpec,
+    plan::PlannedOp,
+};
 use drivetrain_kernels::{
     Rows, RowsMut,
     ops::{
-        attention::{self, AttentionDims, Gradients, Inputs, Saved, Span},
-        rms_norm::{self, RmsNormDims},
+        attention::{Gradients, Inputs, Saved},
         rope::{self, RopeDims},
     },
 };
 
-use super::{Context, linear::Linear, planned};
+use super::{
+    Context, Recompute,
+    head_norms::{HeadNorms, SavedHeadNorms},
+    linear::Linear,
+    planned,
+};
 use crate::{
-    weights::{Buffers, LayoutBuilder, TensorRef},
+    context_parallel::{self, CoreShape},
+    tensor_parallel::TensorShape,
+    weights::{Buffers, LayoutBuilder},
     workspace::Buffer,
 };
 
@@ -30,6 +41,7 @@ pub(super) struct Attention {
     pub(super) head_norms: Option<HeadNorms>,
     pub(super) heads: Heads,
     pub(super) window: Option<usize>,
+    pub(super) recompute: Recompute,
 }
 
 /// H, K and E.
@@ -40,36 +52,26 @@ pub(super) struct Heads {
     pub(super) head_dim: usize,
 }
 
-/// Weights [E] of the norms of q and k.
-#[derive(Debug, Clone)]
-pub(super) struct HeadNorms {
-    pub(super) q: TensorRef,
-    pub(super) k: TensorRef,
-    pub(super) eps: f64,
-}
-
-/// What backward needs beside the input.
+/// What backward needs beside the input; what is `None` is computed again.
 #[derive(Debug)]
 pub(super) struct SavedAttention {
-    qkv: Buffer, // [T, (H + 2K) E]; q and k are rotated unless they are in `normed`
+    qkv: Buffer, // [T, (H + 2K) E]; q and k are rotated unless they are normalised
     normed: Option<SavedHeadNorms>,
+    core: Option<SavedCore>,
+}
+
+#[derive(Debug)]
+struct SavedCore {
     out: Buffer, // [T, H E]
     lse: Buffer, // [T, H]
 }
 
-#[derive(Debug)]
-struct SavedHeadNorms {
-    qk: Buffer,        // [T, (H + K) E], normalised and rotated
-    q_inv_rms: Buffer, // [T, H]
-    k_inv_rms: Buffer, // [T, K]
-}
-
 impl Heads {
-    fn q(self) -> usize {
+    pub(super) fn q(self) -> usize {
         self.heads * self.head_dim
     }
 
-    fn kv(self) -> usize {
+    pub(super) fn kv(self) -> usize {
         self.kv_heads * self.head_dim
     }
 
@@ -78,7 +80,7 @@ impl Heads {
         self.q() + 2 * self.kv()
     }
 
-    fn columns(self) -> [Range<usize>; 3] {
+    pub(super) fn columns(self) -> [Range<usize>; 3] {
         let (q, kv) = (self.q(), self.kv());
         [0..q, q..q + kv, q + kv..q + 2 * kv]
     }
@@ -92,7 +94,8 @@ impl Attention {
     pub(super) fn new(
         spec: &ModelSpec,
         index: usize,
-        window: Option<usize>,
+        tensor: TensorShape,
+        recompute: Recompute,
         layout: &mut LayoutBuilder,
     ) -> Result<Self> {
         let name = |part: &str| format!("model.layers.{index}.self_attn.{part}");
@@ -100,22 +103,15 @@ impl Attention {
             let names: Vec<_> = parts.iter().map(|p| name(p)).collect();
             layout.stack(&names.iter().map(String::as_str).collect::<Vec<_>>())
         };
+        // Query heads divide the tensor ranks; where key/value heads are fewer, neighbours have the same one.
         let heads = Heads {
-            heads: spec.num_heads,
-            kv_heads: spec.num_kv_heads,
+            heads: spec.num_heads / tensor.size,
+            kv_heads: (spec.num_kv_heads / tensor.size).max(1),
             head_dim: spec.head_dim,
         };
         let weight = stack(&["q_proj.weight", "k_proj.weight", "v_proj.weight"])?;
         let bias = match spec.qkv_bias {
             true => Some(stack(&["q_proj.bias", "k_proj.bias", "v_proj.bias"])?),
-            false => None,
-        };
-        let head_norms = match spec.qk_norm {
-            true => Some(HeadNorms {
-                q: stack(&["q_norm.weight"])?,
-                k: stack(&["k_norm.weight"])?,
-                eps: spec.rms_norm_eps,
-            }),
             false => None,
         };
         let qkv = Linear {
@@ -130,132 +126,145 @@ impl Attention {
             inputs: heads.q(),
             outputs: spec.hidden_size,
         };
+        let head_norms = match spec.qk_norm {
+            true => Some(HeadNorms {
+                q: stack(&["q_norm.weight"])?,
+                k: stack(&["k_norm.weight"])?,
+                eps: spec.rms_norm_eps,
+            }),
+            false => None,
+        };
         Ok(Self {
             qkv,
             out,
             head_norms,
             heads,
-            window,
+            window: spec.layers[index].sliding_window,
+            recompute,
         })
     }
 
     /// Adds its output to `residual`.
+    ///
+    /// # Errors
+    /// The communicator's.
     pub(super) fn forward(
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        x: &[f32],            // [T, D]
-        residual: &mut [f32], // [T, D]
-    ) -> SavedAttention {
-        let (t, h) = (cx.packed.num_tokens(), self.heads);
-        let mut qkv = cx.workspace.take(t * h.qkv());
-        self.qkv.forward(cx, params, x, &mut qkv);
-        let normed = self
-            .head_norms
-            .as_ref()
-            .map(|n| n.forward(cx, params, h, &qkv));
-        match normed {
-            Some(_) => {}
-            None => {
-                let bands = RowsMut::contiguous(&mut qkv, h.qkv());
-                let [q, k] = bands.split_columns([h.q(), h.kv()]);
-                rotate(cx, h, rope::forward, q, k);
-            }
+        x: &[f32],            // [S, D]
+        residual: &mut [f32], // [S, D]
+    ) -> Result<SavedAttention> {
+        let mut qkv = self.qkv.column_forward(cx, params, x)?;
+        let normed = self.normed(cx, params, &qkv);
+        if normed.is_none() {
+            let bands = RowsMut::contiguous(&mut qkv, self.heads.qkv());
+            let [q, k] = bands.split_columns([self.heads.q(), self.heads.kv()]);
+            rotate(cx, self.heads, rope::forward, q, k);
         }
-        let spans = cx.packed.spans();
-        let dims = self.dims(&spans);
-        let mut saved = SavedAttention {
+        let core = self.core(cx, &qkv, normed.as_ref())?;
+        self.out.row_forward_add(cx, params, &core.out, residual)?;
+        let keep = |module| !self.recompute.has(module);
+        Ok(SavedAttention {
             qkv,
-            normed,
-            out: cx.workspace.take(t * h.q()),
-            lse: cx.workspace.take(t * h.heads),
-        };
-        let mut scratch = cx.workspace.take(dims.forward_scratch_len(cx.cpu));
-        attention::forward(
-            cx.cpu,
-            &dims,
-            &inputs(h, &saved.qkv, saved.normed.as_ref()),
-            false,
-            RowsMut::contiguous(&mut saved.out, h.q()),
-            &mut saved.lse,
-            &mut scratch,
-        );
-        self.out.forward_add(cx, params, &saved.out, residual);
-        saved
+            normed: normed.filter(|_| keep(RecomputeModule::Norm)),
+            core: Some(core).filter(|_| keep(RecomputeModule::AttentionCore)),
+        })
     }
 
-    /// The gradient of x.
+    /// The gradient of x, [S, D].
+    ///
+    /// # Errors
+    /// The communicator's.
     pub(super) fn backward(
         &self,
         cx: &Context<'_>,
         params: &Buffers,
         grads: &mut Buffers,
         saved: SavedAttention,
-        dy: &[f32], // [T, D]
-        x: &[f32],  // [T, D]
-    ) -> Buffer {
+        dy: &[f32], // [S, D]
+        x: &[f32],  // [S, D]
+    ) -> Result<Buffer> {
         let (t, h) = (cx.packed.num_tokens(), self.heads);
-        let mut dout = cx.workspace.take(t * h.q());
-        self.out
-            .backward(cx, params, grads, dy, &saved.out, &mut dout);
+        let SavedAttention { qkv, normed, core } = saved;
+        let normed = normed.or_else(|| self.normed(cx, params, &qkv));
+        let core = match core {
+            Some(core) => core,
+            None => self.core(cx, &qkv, normed.as_ref())?,
+        };
+        let dout = self.out.row_backward(cx, params, grads, dy, &core.out)?;
         let mut dqkv = cx.workspace.take(t * h.qkv());
-        match (&self.head_norms, &saved.normed) {
+        match (&self.head_norms, &normed) {
             (Some(norms), Some(normed)) => {
                 let mut dqk = cx.workspace.take(t * (h.q() + h.kv()));
-                let [dq, dk] =
-                    RowsMut::contiguous(&mut dqk, h.q() + h.kv()).split_columns([h.q(), h.kv()]);
+                let [dq, dk] = pair(&mut dqk, h);
                 let [_, _, dv] = bands(&mut dqkv, h);
-                self.core_backward(cx, &saved, &dout, Gradients { dq, dk, dv });
-                let [dq, dk] =
-                    RowsMut::contiguous(&mut dqk, h.q() + h.kv()).split_columns([h.q(), h.kv()]);
+                let gradients = Gradients { dq, dk, dv };
+                self.core_backward(cx, &inputs(h, &qkv, Some(normed)), &core, &dout, gradients)?;
+                let [dq, dk] = pair(&mut dqk, h);
                 rotate(cx, h, rope::backward, dq, dk);
-                norms.backward(cx, params, grads, h, normed, &saved.qkv, &dqk, &mut dqkv);
+                norms.backward(cx, params, grads, h, normed, &qkv, &dqk, &mut dqkv);
             }
             _ => {
                 let [dq, dk, dv] = bands(&mut dqkv, h);
-                self.core_backward(cx, &saved, &dout, Gradients { dq, dk, dv });
+                let gradients = Gradients { dq, dk, dv };
+                self.core_backward(cx, &inputs(h, &qkv, None), &core, &dout, gradients)?;
                 let [dq, dk, _] = bands(&mut dqkv, h);
                 rotate(cx, h, rope::backward, dq, dk);
             }
         }
-        drop((dout, saved));
-        let mut dx = cx.workspace.take(t * self.qkv.inputs);
-        self.qkv.backward(cx, params, grads, &dqkv, x, &mut dx);
-        dx
+        drop((dout, qkv, normed, core));
+        self.qkv.column_backward(cx, params, grads, &dqkv, x)
+    }
+
+    /// q and k normalised and rotated, where the family normalises them.
+    fn normed(&self, cx: &Context<'_>, params: &Buffers, qkv: &[f32]) -> Option<SavedHeadNorms> {
+        let norms = self.head_norms.as_ref()?;
+        let mut saved = norms.forward(cx, params, self.heads, qkv);
+        let [q, k] = pair(&mut saved.qk, self.heads);
+        rotate(cx, self.heads, rope::forward, q, k);
+        Some(saved)
+    }
+
+    fn core(
+        &self,
+        cx: &Context<'_>,
+        qkv: &[f32],
+        normed: Option<&SavedHeadNorms>,
+    ) -> Result<SavedCore> {
+        let (t, h) = (cx.packed.num_tokens(), self.heads);
+        let mut core = SavedCore {
+            out: cx.workspace.take(t * h.q()),
+            lse: cx.workspace.take(t * h.heads),
+        };
+        let inputs = inputs(h, qkv, normed);
+        let (out, lse) = (&mut core.out, &mut core.lse);
+        context_parallel::forward(cx, self.core_shape(), &inputs, out, lse)?;
+        Ok(core)
     }
 
     fn core_backward(
         &self,
         cx: &Context<'_>,
-        saved: &SavedAttention,
+        inputs: &Inputs<'_>,
+        core: &SavedCore,
         dout: &[f32], // [T, H E]
         gradients: Gradients<'_>,
-    ) {
-        let spans = cx.packed.spans();
-        let (dims, width) = (self.dims(&spans), self.heads.q());
-        let mut scratch = cx.workspace.take(dims.backward_scratch_len(cx.cpu));
-        attention::backward(
-            cx.cpu,
-            &dims,
-            &inputs(self.heads, &saved.qkv, saved.normed.as_ref()),
-            &Saved {
-                out: Rows::contiguous(&saved.out, width),
-                lse: &saved.lse,
-                dout: Rows::contiguous(dout, width),
-            },
-            false,
-            gradients,
-            &mut scratch,
-        );
+    ) -> Result<()> {
+        let width = self.heads.q();
+        let saved = Saved {
+            out: Rows::contiguous(&core.out, width),
+            lse: &core.lse,
+            dout: Rows::contiguous(dout, width),
+        };
+        context_parallel::backward(cx, self.core_shape(), inputs, &saved, gradients)
     }
 
-    fn dims<'a>(&self, spans: &'a [Span]) -> AttentionDims<'a> {
-        AttentionDims {
-            spans,
+    fn core_shape(&self) -> CoreShape {
+        CoreShape {
             heads: self.heads.heads,
             kv_heads: self.heads.kv_heads,
             head_dim: self.heads.head_dim,
-            scale: (1.0 / (self.heads.head_dim as f64).sqrt()) as f32,
             window: self.window,
         }
     }
@@ -263,17 +272,20 @@ impl Attention {
     /// Its operations over one sequence of `tokens` tokens.
     pub(super) fn plan(&self, module: &str, tokens: usize) -> Vec<PlannedOp> {
         let h = self.heads;
+        let kept = |module, elements| match self.recompute.has(module) {
+            true => 0,
+            false => elements,
+        };
         let mut qkv = self.qkv.plan(format!("{module}.qkv_proj"), tokens);
         qkv.saved_bytes = (tokens * h.qkv() * size_of::<f32>()) as u64;
         let mut ops = vec![qkv];
         if self.head_norms.is_some() {
             let rows = tokens * (h.heads + h.kv_heads);
-            let name = format!("{module}.qk_norm");
             ops.push(planned(
                 "rms_norm",
-                name,
+                format!("{module}.qk_norm"),
                 [rows, h.head_dim, 1],
-                rows * (h.head_dim + 1),
+                kept(RecomputeModule::Norm, rows * (h.head_dim + 1)),
             ));
         }
         let rotated = h.heads + h.kv_heads;
@@ -283,98 +295,15 @@ impl Attention {
             [tokens, rotated, h.head_dim],
             0,
         ));
-        let kept = tokens * (h.q() + h.heads);
+        let core = tokens * (h.q() + h.heads);
         ops.push(planned(
             "attention",
             format!("{module}.core"),
             [tokens, tokens, h.q()],
-            kept,
+            kept(RecomputeModule::AttentionCore, core),
         ));
         ops.push(self.out.plan(format!("{module}.o_proj"), tokens));
         ops
-    }
-}
-
-impl HeadNorms {
-    /// q and k, normalised a head and rotated.
-    fn forward(
-        &self,
-        cx: &Context<'_>,
-        params: &Buffers,
-        h: Heads,
-        qkv: &[f32], // [T, (H + 2K) E]
-    ) -> SavedHeadNorms {
-        let t = cx.packed.num_tokens();
-        let width = h.q() + h.kv();
-        let mut saved = SavedHeadNorms {
-            qk: cx.workspace.take(t * width),
-            q_inv_rms: cx.workspace.take(t * h.heads),
-            k_inv_rms: cx.workspace.take(t * h.kv_heads),
-        };
-        let [q_columns, k_columns, _] = h.columns();
-        let raw = Rows::contiguous(qkv, h.qkv());
-        let [mut q, mut k] =
-            RowsMut::contiguous(&mut saved.qk, width).split_columns([h.q(), h.kv()]);
-        for (heads, weight, columns, y, inv_rms) in [
-            (
-                h.heads,
-                &self.q,
-                q_columns,
-                q.reborrow(),
-                &mut saved.q_inv_rms,
-            ),
-            (
-                h.kv_heads,
-                &self.k,
-                k_columns,
-                k.reborrow(),
-                &mut saved.k_inv_rms,
-            ),
-        ] {
-            let dims = RmsNormDims::per_head(t, heads, h.head_dim, self.eps);
-            let weight = params.get(weight);
-            rms_norm::forward(cx.cpu, &dims, raw.columns(columns), weight, y, inv_rms);
-        }
-        rotate(cx, h, rope::forward, q, k);
-        saved
-    }
-
-    #[allow(clippy::too_many_arguments)] // the operands of one op
-    fn backward(
-        &self,
-        cx: &Context<'_>,
-        params: &Buffers,
-        grads: &mut Buffers,
-        h: Heads,
-        saved: &SavedHeadNorms,
-        qkv: &[f32],      // [T, (H + 2K) E]
-        dqk: &[f32],      // [T, (H + K) E]
-        dqkv: &mut [f32], // [T, (H + 2K) E]; the band of v is left alone
-    ) {
-        let t = cx.packed.num_tokens();
-        let [q_columns, k_columns, _] = h.columns();
-        let [dq, dk, _] = bands(dqkv, h);
-        let (raw, dqk) = (
-            Rows::contiguous(qkv, h.qkv()),
-            Rows::contiguous(dqk, h.q() + h.kv()),
-        );
-        for (heads, weight, columns, inv_rms, dx) in [
-            (h.heads, &self.q, q_columns, &saved.q_inv_rms, dq),
-            (h.kv_heads, &self.k, k_columns, &saved.k_inv_rms, dk),
-        ] {
-            rms_norm::backward(
-                cx.cpu,
-                &RmsNormDims::per_head(t, heads, h.head_dim, self.eps),
-                dqk.columns(columns.clone()),
-                raw.columns(columns),
-                params.get(weight),
-                inv_rms,
-                false,
-                dx,
-                cx.accumulate,
-                grads.get_mut(weight),
-            );
-        }
     }
 }
 
@@ -409,6 +338,12 @@ fn inputs<'a>(h: Heads, qkv: &'a [f32], normed: Option<&'a SavedHeadNorms>) -> I
     }
 }
 
-fn bands(qkv: &mut [f32], h: Heads) -> [RowsMut<'_>; 3] {
+/// q, k and v, or their gradients, side by side.
+pub(super) fn bands(qkv: &mut [f32], h: Heads) -> [RowsMut<'_>; 3] {
     RowsMut::contiguous(qkv, h.qkv()).split_columns([h.q(), h.kv(), h.kv()])
+}
+
+/// q and k alone, side by side.
+pub(super) fn pair(qk: &mut [f32], h: Heads) -> [RowsMut<'_>; 2] {
+    RowsMut::contiguous(qk, h.q() + h.kv()).split_columns([h.q(), h.kv()])
 }

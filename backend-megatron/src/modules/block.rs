@@ -1,18 +1,20 @@
 //! One transformer block: x += attention(norm(x)); x += mlp(norm(x)).
 
 use drivetrain_core::{
-    Result,
-    model::{LayerSpec, ModelSpec},
+    Error, ErrorKind, Result,
+    config::RecomputeModule,
+    model::{MlpSpec, ModelSpec},
     plan::PlannedOp,
 };
 
 use super::{
-    Context,
+    Context, Recompute,
     attention::{Attention, SavedAttention},
     mlp::{Mlp, SavedMlp},
     norm::{Norm, SavedNorm},
 };
 use crate::{
+    tensor_parallel::TensorShape,
     weights::{Buffers, LayoutBuilder},
     workspace::Buffer,
 };
@@ -26,99 +28,153 @@ pub(crate) struct Block {
     pub(super) attention: Attention,
     pub(super) mlp_norm: Norm,
     pub(super) mlp: Mlp,
+    pub(super) recompute: Recompute,
 }
 
 /// What a block keeps from forward to backward.
 #[derive(Debug)]
-pub(crate) struct SavedBlock {
-    x: Buffer, // [T, D], the block's input
+pub(crate) enum SavedBlock {
+    /// Its input [S, D] alone: all else is computed again.
+    Input(Buffer),
+    /// What its modules keep.
+    Parts(Box<Parts>),
+}
+
+/// What is `None` is computed again.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    x: Buffer, // [S, D], the block's input
     input_norm: SavedNorm,
-    normed: Buffer, // [T, D], attention's input
+    normed: Option<Buffer>, // [S, D], attention's input
     attention: SavedAttention,
-    middle: Buffer, // [T, D], the residual stream between the two parts
+    middle: Buffer, // [S, D], the residual stream between the two parts
     mlp_norm: SavedNorm,
-    mlp_normed: Buffer, // [T, D], the feed-forward part's input
+    mlp_normed: Option<Buffer>, // [S, D], the feed-forward part's input
     mlp: SavedMlp,
 }
 
 impl Block {
-    /// Places layer `index` in a bucket of its own.
+    /// Places layer `index` in a bucket of its own: norms last, which have other holders under tensor parallelism.
     ///
     /// # Errors
-    /// `Defect` from the layout.
+    /// `Defect` from the layout, `Unsupported` for a layer with experts.
     pub(crate) fn new(
         spec: &ModelSpec,
         index: usize,
-        layer: &LayerSpec,
-        ffn_size: usize,
+        tensor: TensorShape,
+        recompute: Recompute,
         layout: &mut LayoutBuilder,
     ) -> Result<Self> {
+        let ffn_size = match spec.layers[index].mlp {
+            MlpSpec::Dense { ffn_size } => ffn_size,
+            MlpSpec::Moe => {
+                let message = "this engine has no mixture of experts";
+                return Err(Error::new(ErrorKind::Unsupported, "build_model", message));
+            }
+        };
         let bucket = layout.start_bucket();
         let name = |part: &str| format!("model.layers.{index}.{part}.weight");
+        let mlp = Mlp::new(
+            spec,
+            (index, ffn_size),
+            tensor,
+            recompute.clone(),
+            layout,
+        )?;
+        let attention = Attention::new(spec, index, tensor, recompute.clone(), layout)?;
+        let mut norm = |part| Norm::new(spec, &name(part), tensor, layout);
         Ok(Self {
             index,
             bucket,
-            input_norm: Norm::new(spec, &name("input_layernorm"), layout)?,
-            attention: Attention::new(spec, index, layer.sliding_window, layout)?,
-            mlp_norm: Norm::new(spec, &name("post_attention_layernorm"), layout)?,
-            mlp: Mlp::new(spec, index, ffn_size, layout)?,
+            input_norm: norm("input_layernorm")?,
+            attention,
+            mlp_norm: norm("post_attention_layernorm")?,
+            mlp,
+            recompute,
         })
     }
 
-    /// The residual stream after the block, from that before it. [T, D] both.
+    /// The residual stream after the block, from that before it. [S, D] both.
+    ///
+    /// # Errors
+    /// The communicator's.
     pub(crate) fn forward(
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        x: Buffer, // [T, D]
-    ) -> (Buffer, SavedBlock) {
+        x: Buffer, // [S, D]
+    ) -> Result<(Buffer, SavedBlock)> {
+        let (y, parts) = self.parts(cx, params, x)?;
+        let saved = match self.recompute.full {
+            true => SavedBlock::Input(parts.x),
+            false => SavedBlock::Parts(Box::new(parts)),
+        };
+        Ok((y, saved))
+    }
+
+    fn parts(&self, cx: &Context<'_>, params: &Buffers, x: Buffer) -> Result<(Buffer, Parts)> {
+        let again = self.recompute.has(RecomputeModule::Norm);
         let (normed, input_norm) = self.input_norm.forward(cx, params, &x);
         let mut middle = cx.workspace.copy(&x);
-        let attention = self.attention.forward(cx, params, &normed, &mut middle);
+        let attention = self.attention.forward(cx, params, &normed, &mut middle)?;
+        let normed = (!again).then_some(normed);
         let (mlp_normed, mlp_norm) = self.mlp_norm.forward(cx, params, &middle);
         let mut y = cx.workspace.copy(&middle);
-        let mlp = self.mlp.forward(cx, params, &mlp_normed, &mut y);
-        let saved = SavedBlock {
+        let mlp = self.mlp.forward(cx, params, &mlp_normed, &mut y)?;
+        let parts = Parts {
             x,
             input_norm,
             normed,
             attention,
             middle,
             mlp_norm,
-            mlp_normed,
+            mlp_normed: (!again).then_some(mlp_normed),
             mlp,
         };
-        (y, saved)
+        Ok((y, parts))
     }
 
     /// Turns the gradient of the stream after the block into that before it, in place.
+    ///
+    /// # Errors
+    /// The communicator's.
     pub(crate) fn backward(
         &self,
         cx: &Context<'_>,
         params: &Buffers,
         grads: &mut Buffers,
         saved: SavedBlock,
-        dx: &mut [f32], // [T, D]
-    ) {
+        dx: &mut [f32], // [S, D]
+    ) -> Result<()> {
+        let parts = match saved {
+            SavedBlock::Parts(parts) => *parts,
+            SavedBlock::Input(x) => self.parts(cx, params, x)?.1,
+        };
+        let again = |norm: &Norm, x: &[f32]| norm.forward(cx, params, x).0;
+        let middle = parts.middle;
+        let mlp_normed = parts
+            .mlp_normed
+            .unwrap_or_else(|| again(&self.mlp_norm, &middle));
         let dnormed = self
             .mlp
-            .backward(cx, params, grads, saved.mlp, dx, &saved.mlp_normed);
-        drop(saved.mlp_normed);
-        self.mlp_norm.backward(
-            cx,
-            params,
-            grads,
-            &saved.mlp_norm,
-            &dnormed,
-            &saved.middle,
-            dx,
-        );
-        drop((dnormed, saved.middle));
-        let dnormed =
-            self.attention
-                .backward(cx, params, grads, saved.attention, dx, &saved.normed);
+            .backward(cx, params, grads, parts.mlp, dx, &mlp_normed)?;
+        drop(mlp_normed);
+        let saved = &parts.mlp_norm;
+        self.mlp_norm
+            .backward(cx, params, grads, saved, &dnormed, &middle, dx);
+        drop((dnormed, middle));
+        let x = parts.x;
+        let normed = parts
+            .normed
+            .unwrap_or_else(|| again(&self.input_norm, &x));
+        let dnormed = self
+            .attention
+            .backward(cx, params, grads, parts.attention, dx, &normed)?;
+        drop(normed);
+        let saved = &parts.input_norm;
         self.input_norm
-            .backward(cx, params, grads, &saved.input_norm, &dnormed, &saved.x, dx);
+            .backward(cx, params, grads, saved, &dnormed, &x, dx);
+        Ok(())
     }
 
     /// The bucket that is complete when `backward` returns.
@@ -126,18 +182,26 @@ impl Block {
         self.bucket
     }
 
-    /// Its operations over `tokens` tokens.
-    pub(crate) fn plan(&self, tokens: usize) -> Vec<PlannedOp> {
+    /// Its operations over `tokens` tokens, of which `rows` rows of the residual stream.
+    pub(crate) fn plan(&self, tokens: usize, rows: usize) -> Vec<PlannedOp> {
         let name = |module: &str| format!("layers.{}.{module}", self.index);
-        let residual = (tokens * self.input_norm.width * size_of::<f32>()) as u64;
-        let mut input_norm = self.input_norm.plan(name("input_norm"), tokens);
-        input_norm.saved_bytes += residual;
-        let mut mlp_norm = self.mlp_norm.plan(name("mlp_norm"), tokens);
-        mlp_norm.saved_bytes += residual;
-        let mut ops = vec![input_norm];
+        let residual = (rows * self.input_norm.width * size_of::<f32>()) as u64;
+        let norm = |norm: &Norm, module| {
+            let mut op = norm.plan(name(module), rows);
+            if self.recompute.has(RecomputeModule::Norm) {
+                op.saved_bytes = (rows * size_of::<f32>()) as u64;
+            }
+            op.saved_bytes += residual;
+            op
+        };
+        let mut ops = vec![norm(&self.input_norm, "input_norm")];
         ops.extend(self.attention.plan(&name("attention"), tokens));
-        ops.push(mlp_norm);
+        ops.push(norm(&self.mlp_norm, "mlp_norm"));
         ops.extend(self.mlp.plan(&name("mlp"), tokens));
+        if self.recompute.full {
+            ops.iter_mut().for_each(|op| op.saved_bytes = 0);
+            ops[0].saved_bytes = residual;
+        }
         ops
     }
 }

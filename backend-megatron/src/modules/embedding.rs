@@ -1,22 +1,26 @@
-//! Token embedding: ids to rows of a table [V, D].
+//! Token embedding: ids to rows of a table [V, D], whose rows the tensor ranks share (vocabulary-parallel).
+
+use std::ops::Range;
 
 use drivetrain_core::{Result, model::ModelSpec, plan::PlannedOp};
 use drivetrain_kernels::ops::embedding::{self, EmbeddingDims};
 
 use super::{Context, planned};
 use crate::{
+    tensor_parallel::TensorShape,
     weights::{Buffers, LayoutBuilder, TensorRef},
     workspace::Buffer,
 };
 
-/// The table.
+/// This rank's rows of the table.
 #[derive(Debug, Clone)]
 pub(crate) struct Embedding {
     pub(crate) weight: TensorRef,
-    pub(crate) vocab: usize,
+    /// Their ids.
+    pub(crate) ids: Range<usize>,
     pub(crate) width: usize,
-    /// Whether the head has the same table.
-    pub(crate) tied: bool,
+    /// Whether a head on this rank has the same table, and adds its gradient first.
+    pub(crate) shared: bool,
 }
 
 impl Embedding {
@@ -24,13 +28,18 @@ impl Embedding {
     ///
     /// # Errors
     /// `Defect` from the layout.
-    pub(crate) fn new(spec: &ModelSpec, layout: &mut LayoutBuilder) -> Result<Self> {
+    pub(crate) fn new(
+        spec: &ModelSpec,
+        tensor: TensorShape,
+        shared: bool,
+        layout: &mut LayoutBuilder,
+    ) -> Result<Self> {
         layout.start_bucket();
         Ok(Self {
             weight: layout.stack(&["model.embed_tokens.weight"])?,
-            vocab: spec.vocab_size,
+            ids: tensor.share(spec.vocab_size),
             width: spec.hidden_size,
-            tied: spec.tied_embeddings,
+            shared,
         })
     }
 
@@ -39,27 +48,36 @@ impl Embedding {
         self.weight.bucket
     }
 
-    /// The hidden states of the micro-batch's tokens, [T, D].
-    pub(crate) fn forward(&self, cx: &Context<'_>, params: &Buffers) -> Buffer {
+    /// The hidden states of the micro-batch's tokens, [S, D].
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub(crate) fn forward(&self, cx: &Context<'_>, params: &Buffers) -> Result<Buffer> {
         let dims = self.dims(cx);
         let mut x = cx.workspace.take(dims.tokens * dims.width);
-        embedding::forward(
-            cx.cpu,
-            &dims,
-            params.get(&self.weight),
-            &cx.packed.tokens,
-            &mut x,
-        );
-        x
+        // A rank has zeros for the ids of the others.
+        let table = params.get(&self.weight);
+        embedding::forward(cx.cpu, &dims, table, &cx.packed.tokens, &mut x);
+        cx.reduce(x, self.width)
     }
 
-    /// Adds each row's gradient to its id's; to what the head wrote, where they are tied.
-    pub(crate) fn backward(&self, cx: &Context<'_>, grads: &mut Buffers, dx: &[f32]) {
+    /// Adds each row's gradient to its id's; to what the head wrote, where they share the table.
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub(crate) fn backward(
+        &self,
+        cx: &Context<'_>,
+        grads: &mut Buffers,
+        dx: &[f32], // [S, D]
+    ) -> Result<()> {
+        let dx = cx.gather(dx, self.width)?;
         let table = grads.get_mut(&self.weight);
-        if !cx.accumulate && !self.tied {
+        if !cx.accumulate && !self.shared {
             table.fill(0.0);
         }
-        embedding::backward(cx.cpu, &self.dims(cx), dx, &cx.packed.tokens, table);
+        embedding::backward(cx.cpu, &self.dims(cx), &dx, &cx.packed.tokens, table);
+        Ok(())
     }
 
     /// A look-up keeps nothing but its output, which is the first block's input.
@@ -73,6 +91,11 @@ impl Embedding {
     }
 
     fn dims(&self, cx: &Context<'_>) -> EmbeddingDims {
-        EmbeddingDims::whole(cx.packed.num_tokens(), self.vocab, self.width)
+        EmbeddingDims {
+            tokens: cx.packed.num_tokens(),
+            vocab: self.ids.len(),
+            first_id: self.ids.start as u32,
+            width: self.width,
+        }
     }
 }

@@ -1,10 +1,12 @@
-//! SwiGLU: y = (silu(x Wg^T) x Wu^T) Wd^T, gate and up stacked in one weight [2F, D].
+//! SwiGLU: y = (silu(x Wg^T) x Wu^T) Wd^T, gate and up stacked in one column-parallel weight [2F, D], down
+//! row-parallel [D, F]; F is this rank's.
 
-use drivetrain_core::{Result, model::ModelSpec, plan::PlannedOp};
+use drivetrain_core::{Result, config::RecomputeModule, model::ModelSpec, plan::PlannedOp};
 use drivetrain_kernels::{Rows, RowsMut, ops::swiglu};
 
-use super::{Context, linear::Linear, planned};
+use super::{Context, Recompute, linear::Linear, planned};
 use crate::{
+    tensor_parallel::TensorShape,
     weights::{Buffers, LayoutBuilder},
     workspace::Buffer,
 };
@@ -14,13 +16,14 @@ use crate::{
 pub(super) struct Mlp {
     pub(super) gate_up: Linear,
     pub(super) down: Linear,
+    pub(super) recompute: Recompute,
 }
 
-/// What backward needs beside the input.
+/// What backward needs beside the input; what is `None` is computed again.
 #[derive(Debug)]
 pub(super) struct SavedMlp {
-    gate_up: Buffer,    // [T, 2F]
-    activation: Buffer, // [T, F]
+    gate_up: Buffer,            // [T, 2F]
+    activation: Option<Buffer>, // [T, F]
 }
 
 impl Mlp {
@@ -30,11 +33,13 @@ impl Mlp {
     /// `Defect` from the layout.
     pub(super) fn new(
         spec: &ModelSpec,
-        index: usize,
-        ffn_size: usize,
+        (index, ffn_size): (usize, usize),
+        tensor: TensorShape,
+        recompute: Recompute,
         layout: &mut LayoutBuilder,
     ) -> Result<Self> {
         let name = |part: &str| format!("model.layers.{index}.mlp.{part}_proj.weight");
+        let own = tensor.share(ffn_size).len();
         let mut linear = |names: &[&str], inputs, outputs| {
             Ok(Linear {
                 weight: layout.stack(names)?,
@@ -44,58 +49,57 @@ impl Mlp {
             })
         };
         Ok(Self {
-            gate_up: linear(
-                &[&name("gate"), &name("up")],
-                spec.hidden_size,
-                2 * ffn_size,
-            )?,
-            down: linear(&[&name("down")], ffn_size, spec.hidden_size)?,
+            gate_up: linear(&[&name("gate"), &name("up")], spec.hidden_size, 2 * own)?,
+            down: linear(&[&name("down")], own, spec.hidden_size)?,
+            recompute,
         })
     }
 
     /// Adds its output to `residual`.
+    ///
+    /// # Errors
+    /// The communicator's.
     pub(super) fn forward(
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        x: &[f32],            // [T, D]
-        residual: &mut [f32], // [T, D]
-    ) -> SavedMlp {
-        let (t, f) = (cx.packed.num_tokens(), self.down.inputs);
-        let mut gate_up = cx.workspace.take(t * 2 * f);
-        self.gate_up.forward(cx, params, x, &mut gate_up);
-        let mut activation = cx.workspace.take(t * f);
-        let bands = Rows::contiguous(&gate_up, 2 * f);
-        swiglu::forward(
-            cx.cpu,
-            bands.columns(0..f),
-            bands.columns(f..2 * f),
-            &mut activation,
-        );
-        self.down.forward_add(cx, params, &activation, residual);
-        SavedMlp {
+        x: &[f32],            // [S, D]
+        residual: &mut [f32], // [S, D]
+    ) -> Result<SavedMlp> {
+        let gate_up = self.gate_up.column_forward(cx, params, x)?;
+        let activation = self.activation(cx, &gate_up);
+        self.down
+            .row_forward_add(cx, params, &activation, residual)?;
+        let again = self.recompute.has(RecomputeModule::MlpActivation);
+        Ok(SavedMlp {
             gate_up,
-            activation,
-        }
+            activation: (!again).then_some(activation),
+        })
     }
 
-    /// The gradient of x.
+    /// The gradient of x, [S, D].
+    ///
+    /// # Errors
+    /// The communicator's.
     pub(super) fn backward(
         &self,
         cx: &Context<'_>,
         params: &Buffers,
         grads: &mut Buffers,
         saved: SavedMlp,
-        dy: &[f32], // [T, D]
-        x: &[f32],  // [T, D]
-    ) -> Buffer {
-        let (t, f) = (cx.packed.num_tokens(), self.down.inputs);
-        let mut dactivation = cx.workspace.take(t * f);
-        self.down
-            .backward(cx, params, grads, dy, &saved.activation, &mut dactivation);
-        drop(saved.activation);
-        let mut dgate_up = cx.workspace.take(t * 2 * f);
-        let bands = Rows::contiguous(&saved.gate_up, 2 * f);
+        dy: &[f32], // [S, D]
+        x: &[f32],  // [S, D]
+    ) -> Result<Buffer> {
+        let f = self.down.inputs;
+        let SavedMlp {
+            gate_up,
+            activation,
+        } = saved;
+        let activation = activation.unwrap_or_else(|| self.activation(cx, &gate_up));
+        let dactivation = self.down.row_backward(cx, params, grads, dy, &activation)?;
+        drop(activation);
+        let mut dgate_up = cx.workspace.take(gate_up.len());
+        let bands = Rows::contiguous(&gate_up, 2 * f);
         let [dgate, dup] = RowsMut::contiguous(&mut dgate_up, 2 * f).split_columns([f, f]);
         swiglu::backward(
             cx.cpu,
@@ -105,10 +109,17 @@ impl Mlp {
             dgate,
             dup,
         );
-        let mut dx = cx.workspace.take(t * self.gate_up.inputs);
-        self.gate_up
-            .backward(cx, params, grads, &dgate_up, x, &mut dx);
-        dx
+        drop((gate_up, dactivation));
+        self.gate_up.column_backward(cx, params, grads, &dgate_up, x)
+    }
+
+    fn activation(&self, cx: &Context<'_>, gate_up: &[f32]) -> Buffer {
+        let f = self.down.inputs;
+        let mut activation = cx.workspace.take(gate_up.len() / 2);
+        let bands = Rows::contiguous(gate_up, 2 * f);
+        let (gate, up) = (bands.columns(0..f), bands.columns(f..2 * f));
+        swiglu::forward(cx.cpu, gate, up, &mut activation);
+        activation
     }
 
     /// Its operations over `tokens` tokens.
@@ -116,13 +127,17 @@ impl Mlp {
         let f = self.down.inputs;
         let mut gate_up = self.gate_up.plan(format!("{module}.gate_up_proj"), tokens);
         gate_up.saved_bytes = (tokens * 2 * f * size_of::<f32>()) as u64;
+        let kept = match self.recompute.has(RecomputeModule::MlpActivation) {
+            true => 0,
+            false => tokens * f,
+        };
         vec![
             gate_up,
             planned(
                 "swiglu",
                 format!("{module}.activation"),
                 [tokens, f, 1],
-                tokens * f,
+                kept,
             ),
             self.down.plan(format!("{module}.down_proj"), tokens),
         ]

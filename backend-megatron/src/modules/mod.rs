@@ -5,20 +5,28 @@ mod attention;
 mod block;
 mod embedding;
 mod head;
+mod head_norms;
 mod linear;
 mod mlp;
 mod norm;
+mod recompute;
 
 pub(crate) use block::{Block, SavedBlock};
 pub(crate) use embedding::Embedding;
 pub(crate) use head::{Head, HeadGradients, HeadOutputs, HeadRequest, SavedHead};
+pub(crate) use recompute::Recompute;
 
-use drivetrain_core::{model::ModelSpec, plan::PlannedOp};
+use drivetrain_core::{Result, model::ModelSpec, plan::PlannedOp};
 use drivetrain_kernels::Cpu;
 
-use crate::{packed::Packed, workspace::Workspace};
+use crate::{
+    packed::Packed,
+    ranks::Ranks,
+    tensor_parallel::Gathered,
+    workspace::{Buffer, Workspace},
+};
 
-/// How to compute, where buffers come from, and the micro-batch.
+/// How to compute, where buffers come from, the micro-batch, and the ranks that share the work.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context<'a> {
     /// Instruction set and threads.
@@ -29,8 +37,31 @@ pub(crate) struct Context<'a> {
     pub(crate) packed: &'a Packed,
     /// cos and sin for every position that occurs.
     pub(crate) rope: &'a RopeTables,
+    /// Groups of ranks.
+    pub(crate) ranks: &'a Ranks,
     /// Whether backward adds to the gradients, or is the first of its step and overwrites them.
     pub(crate) accumulate: bool,
+}
+
+impl Context<'_> {
+    /// All T rows of the residual stream's x [S, W].
+    fn gather<'x>(&self, x: &'x [f32], width: usize) -> Result<Gathered<'x>> {
+        let rows = (self.packed.shares.as_slice(), width);
+        self.ranks.tensor.gather(self.workspace, x, rows)
+    }
+
+    /// Of the sum over tensor ranks of `partial` [T, W] this rank's S rows.
+    fn reduce(&self, partial: Buffer, width: usize) -> Result<Buffer> {
+        let rows = (self.packed.shares.as_slice(), width);
+        self.ranks.tensor.reduce(self.workspace, partial, rows)
+    }
+
+    /// Adds them to y [S, W].
+    fn reduce_add(&self, partial: Buffer, width: usize, y: &mut [f32]) -> Result<()> {
+        let sum = self.reduce(partial, width)?;
+        drivetrain_kernels::ops::elementwise::add_assign(self.cpu, y, &sum);
+        Ok(())
+    }
 }
 
 /// cos and sin, each `[positions, E / 2]`.

@@ -1,4 +1,4 @@
-//! RMSNorm over the model dim. x, y [T, D].
+//! RMSNorm over the model dim. x, y [S, D], this rank's rows of the residual stream.
 
 use drivetrain_core::{Result, model::ModelSpec, plan::PlannedOp};
 use drivetrain_kernels::{
@@ -8,6 +8,7 @@ use drivetrain_kernels::{
 
 use super::{Context, planned};
 use crate::{
+    tensor_parallel::TensorShape,
     weights::{Buffers, LayoutBuilder, TensorRef},
     workspace::Buffer,
 };
@@ -23,7 +24,7 @@ pub(super) struct Norm {
 /// What backward needs beside the input.
 #[derive(Debug)]
 pub(super) struct SavedNorm {
-    inv_rms: Buffer, // [T]
+    inv_rms: Buffer, // [S]
 }
 
 impl Norm {
@@ -31,9 +32,14 @@ impl Norm {
     ///
     /// # Errors
     /// `Defect` from the layout.
-    pub(super) fn new(spec: &ModelSpec, name: &str, layout: &mut LayoutBuilder) -> Result<Self> {
+    pub(super) fn new(
+        spec: &ModelSpec,
+        name: &str,
+        tensor: TensorShape,
+        layout: &mut LayoutBuilder,
+    ) -> Result<Self> {
         Ok(Self {
-            weight: layout.stack(&[name])?,
+            weight: layout.place(&[name], tensor.redundant())?,
             width: spec.hidden_size,
             eps: spec.rms_norm_eps,
         })
@@ -44,7 +50,7 @@ impl Norm {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        x: &[f32], // [T, D]
+        x: &[f32], // [S, D]
     ) -> (Buffer, SavedNorm) {
         let dims = self.dims(x);
         let mut y = cx.workspace.take(x.len());
@@ -68,9 +74,9 @@ impl Norm {
         params: &Buffers,
         grads: &mut Buffers,
         saved: &SavedNorm,
-        dy: &[f32],     // [T, D]
-        x: &[f32],      // [T, D]
-        dx: &mut [f32], // [T, D]
+        dy: &[f32],     // [S, D]
+        x: &[f32],      // [S, D]
+        dx: &mut [f32], // [S, D]
     ) {
         rms_norm::backward(
             cx.cpu,

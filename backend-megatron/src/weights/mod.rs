@@ -3,7 +3,7 @@
 mod layout;
 mod transfer;
 
-pub(crate) use layout::{Layout, LayoutBuilder, TensorRef};
+pub(crate) use layout::{Layout, LayoutBuilder, Region, TensorRef};
 pub(crate) use transfer::{export, import};
 
 /// One value for every element of every bucket: weights, gradients, or a snapshot.

@@ -1,6 +1,6 @@
 //! Which elements of which parameter a rank holds, and which ranks hold the same.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use crate::{
     mesh::{DeviceMesh, MeshAxis},
@@ -64,6 +64,26 @@ impl<'a> Holdings<'a> {
             runs: self.runs(spec, shard),
             replicas: (0..self.mesh.world_size()).filter(same).collect(),
         })
+    }
+
+    /// Every part of parameter `index` with all its holders, by their first rank: together the whole tensor.
+    pub fn parts(&self, index: usize, spec: &ParameterSpec) -> Vec<Holding> {
+        let mut holders = BTreeMap::<usize, Vec<usize>>::new();
+        for rank in 0..self.mesh.world_size() {
+            if let Some(shard) = self.shard(rank, spec) {
+                holders.entry(shard).or_default().push(rank);
+            }
+        }
+        let mut parts: Vec<_> = holders
+            .into_iter()
+            .map(|(shard, replicas)| Holding {
+                parameter: index,
+                runs: self.runs(spec, shard),
+                replicas,
+            })
+            .collect();
+        parts.sort_by_key(|part| part.replicas[0]);
+        parts
     }
 
     /// Which of the parameter's shards a rank holds.
@@ -137,7 +157,7 @@ pub fn share(len: usize, parts: usize, index: usize) -> Range<usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, path::Path};
+    use std::path::Path;
 
     use super::*;
 
@@ -166,7 +186,10 @@ mod tests {
                 assert_eq!(*known, holding.runs);
             }
         }
-        for (spec, sets) in parameters.iter().zip(seen) {
+        for (index, (spec, sets)) in parameters.iter().zip(seen).enumerate() {
+            let parts = holdings.parts(index, spec);
+            assert_eq!(parts.len(), sets.len());
+            assert!(parts.iter().all(|p| sets.get(&p.replicas) == Some(&p.runs)));
             let mut runs: Vec<_> = sets
                 .into_values()
                 .flatten()

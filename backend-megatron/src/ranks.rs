@@ -1,0 +1,80 @@
+//! This rank's place on the mesh, and its groups.
+
+use std::sync::Arc;
+
+use drivetrain_core::{
+    Result,
+    communicator::Communicator,
+    engine::ForwardBackwardReport,
+    mesh::{DeviceMesh, MeshAxis},
+    plan::TrainPlan,
+};
+
+use crate::{
+    context_parallel::{ContextParallel, ContextShape},
+    pipeline_parallel::{PipelineParallel, PipelineShape},
+    tensor_parallel::{TensorParallel, TensorShape},
+};
+
+/// Where a rank is, as far as its modules care: plain data, known without any group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RankShape {
+    pub(crate) tensor: TensorShape,
+    pub(crate) context: ContextShape,
+    pub(crate) pipeline: PipelineShape,
+}
+
+impl RankShape {
+    /// That of a world rank.
+    pub(crate) fn new(plan: &TrainPlan, rank: usize) -> Self {
+        let mesh = &plan.mesh;
+        Self {
+            tensor: TensorShape::new(&plan.config.parallel, mesh, rank),
+            context: ContextShape::new(mesh, rank),
+            pipeline: PipelineShape::new(mesh, plan.stages.len(), rank),
+        }
+    }
+}
+
+/// The groups along each axis of the mesh.
+#[derive(Debug)]
+pub(crate) struct Ranks {
+    pub(crate) tensor: TensorParallel,
+    pub(crate) context: ContextParallel,
+    pub(crate) pipeline: PipelineParallel,
+    /// Over which loss and metrics add up: every stage (the last one has them) of every data rank.
+    report: Arc<dyn Communicator>,
+}
+
+impl Ranks {
+    /// Those of this rank. Collective over `world`.
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub(crate) fn new(
+        world: &dyn Communicator,
+        mesh: &DeviceMesh,
+        shape: RankShape,
+    ) -> Result<Self> {
+        let axes = [
+            MeshAxis::Pipeline,
+            MeshAxis::DataReplicate,
+            MeshAxis::DataShard,
+        ];
+        let report = mesh.group(world.rank(), &axes)?;
+        Ok(Self {
+            tensor: TensorParallel::new(world, mesh, shape.tensor)?,
+            context: ContextParallel::new(world, mesh, shape.context)?,
+            pipeline: PipelineParallel::new(world, mesh, shape.pipeline)?,
+            report: world.subgroup(&report, "data")?,
+        })
+    }
+
+    /// Combines loss and metrics over stages and data ranks.
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub(crate) fn all_reduce(&self, report: &mut ForwardBackwardReport) -> Result<()> {
+        report.all_reduce(&*self.report)
+    }
+}
