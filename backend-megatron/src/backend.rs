@@ -6,7 +6,10 @@ use drivetrain_core::{
     DType, Result,
     communicator::Communicator,
     config::JobSpec,
-    engine::{Backend, Capability, DataParallel, Engine, WeightInit},
+    engine::{
+        Backend, Capability, ContextParallel, DataParallel, Engine, RecomputeCapability,
+        TensorParallel, WeightInit,
+    },
     model::Family,
     plan::TrainPlan,
 };
@@ -37,6 +40,15 @@ impl Backend for Megatron {
                 shards_optimizer: true,
                 ..DataParallel::default()
             }),
+            tensor_parallel: Some(TensorParallel {
+                sequence_parallel: true,
+                replicated_kv_heads: true,
+            }),
+            context_parallel: Some(ContextParallel {}),
+            recompute: RecomputeCapability {
+                selective: true,
+                full: true,
+            },
             snapshots: true,
             entropy: true,
             checkpoints: true,

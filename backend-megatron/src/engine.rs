@@ -13,19 +13,22 @@ use drivetrain_core::{
     },
     objective::{Objective, TokenOutputs},
     optim,
-    plan::{PipelineAction, PipelineSchedule, TrainPlan},
+    plan::{Holdings, PipelineSchedule, TrainPlan},
     weights::{SeededWeights, WeightSink, WeightSource},
 };
 use drivetrain_kernels::Cpu;
 
 use crate::{
     checkpoint,
-    data_parallel::{DataParallel, Gradients, Reduction, Slot},
-    microbatch::{self, OpenMicrobatch},
+    data_parallel::{DataParallel, Gradients, Reduction, Slots},
+    microbatch::{Goal, Microbatch},
     model::Model,
-    modules::{Context, HeadRequest, RopeTables},
+    modules::{HeadRequest, RopeTables},
     optimizer::Optimizer,
     packed::Packed,
+    pass::{Means, Pass},
+    ranks::{RankShape, Ranks},
+    score,
     weights::{self, Buffers},
     workspace::Workspace,
 };
@@ -35,6 +38,7 @@ use crate::{
 pub(crate) struct MegatronEngine {
     plan: TrainPlan,
     world: Arc<dyn Communicator>,
+    ranks: Ranks,
     model: Model,
     cpu: Cpu,
     workspace: Workspace,
@@ -56,8 +60,9 @@ impl MegatronEngine {
         world: &Arc<dyn Communicator>,
         init: WeightInit<'_>,
     ) -> Result<Self> {
-        let model = Model::new(&plan.model, plan.config.logits_budget_bytes)?;
-        let data = DataParallel::new(&**world, &plan.mesh, &model.layout)?;
+        let model = Model::new(plan, world.rank())?;
+        let ranks = Ranks::new(&**world, &plan.mesh, RankShape::new(plan, world.rank()))?;
+        let data = DataParallel::new(&**world, &model.layout)?;
         let params = match init {
             WeightInit::Seed(seed) => {
                 weights::import(&model.layout, &SeededWeights::new(&plan.model, seed))?
@@ -74,113 +79,71 @@ impl MegatronEngine {
             snapshots: BTreeMap::new(),
             plan: plan.clone(),
             world: world.clone(),
+            ranks,
             params,
             model,
             data,
         })
     }
 
-    /// Every micro-batch forward and backward, in the order of the schedule; gradients are reduced behind
-    /// the last backward. A rank whose objective fails goes on with empty micro-batches, so that the others do
-    /// not wait for it; at the end all ranks agree.
+    /// Every micro-batch forward and backward; gradients are reduced behind the last backward. At the end all ranks
+    /// agree on the outcome.
     fn accumulate(
         &mut self,
         batch: &Batch,
         objective: &dyn Objective,
         totals: &BatchTotals,
     ) -> Result<ForwardBackwardReport> {
-        let mut report = ForwardBackwardReport::default();
-        let mut outcome = Ok(());
-        let mut open = BTreeMap::new();
-        let parts: Vec<Batch> = batch.iter_microbatches().collect();
-        let schedule = PipelineSchedule::of(self.plan.schedule, 0, 1, parts.len())?;
-        for action in schedule.actions {
-            match action {
-                PipelineAction::Forward { microbatch, .. } => {
-                    let mut saved = OpenMicrobatch::default();
-                    if outcome.is_ok() {
-                        outcome = self
-                            .forward_microbatch(&parts[microbatch], objective, totals, &mut report)
-                            .map(|forwarded| saved = forwarded);
-                    }
-                    open.insert(microbatch, saved);
-                }
-                PipelineAction::Backward { microbatch, .. } => {
-                    if let Some(saved) = open.remove(&microbatch) {
-                        self.backward_microbatch(saved, microbatch + 1 == parts.len())?;
-                    }
-                }
-                PipelineAction::ReceiveActivation { .. }
-                | PipelineAction::SendActivation { .. }
-                | PipelineAction::ReceiveGradient { .. }
-                | PipelineAction::SendGradient { .. } => {
-                    let message = "one stage has nobody to talk to";
-                    return Err(Error::new(ErrorKind::Defect, "run_schedule", message));
-                }
-            }
+        let mut microbatches = self.microbatches(batch, Batch::scored);
+        let any = microbatches.iter().any(|m| m.active);
+        let mut accumulate = self.grads.start(&self.data, any);
+        for microbatch in microbatches.iter_mut().filter(|m| m.active) {
+            microbatch.accumulate = std::mem::replace(&mut accumulate, true);
         }
-        self.world.agree("forward_backward", outcome)?;
-        self.data.all_reduce(&mut report)?;
+        let schedule = PipelineSchedule::sequential(microbatches.len());
+        let mut slots = Slots::new(&self.data, &self.workspace);
+        let reduction = Reduction::new(&self.data, &self.model.layout, &mut slots);
+        let goal = Goal { objective, totals };
+        let means = Means {
+            model: &self.model,
+            params: &self.params,
+            cpu: self.cpu,
+            workspace: &self.workspace,
+            rope: &self.rope,
+            ranks: &self.ranks,
+        };
+        let local = &mut self.grads.local;
+        let outcome = Pass::new(means, goal, &microbatches, local, reduction).run(&schedule);
+        let (ran, outcome) = match outcome {
+            Ok(outcome) => (Ok(()), outcome),
+            Err(lost) => (Err(lost), Ok(ForwardBackwardReport::default())),
+        };
+        self.grads.absorb(self.cpu, &self.data, slots, ran)?;
+        let mut report = self.world.agree("forward_backward", outcome)?;
+        self.ranks.all_reduce(&mut report)?;
         Ok(report)
     }
 
-    fn forward_microbatch(
-        &mut self,
-        part: &Batch,
-        objective: &dyn Objective,
-        totals: &BatchTotals,
-        report: &mut ForwardBackwardReport,
-    ) -> Result<OpenMicrobatch> {
-        let packed = Packed::new(part, &part.scored());
-        self.rope.cover(&self.plan.model, packed.max_length());
-        let accumulate = packed.num_scored() > 0 && self.grads.start_microbatch();
-        let cx = Context {
-            cpu: self.cpu,
-            workspace: &self.workspace,
-            packed: &packed,
-            rope: &self.rope,
-            accumulate,
-        };
-        let (params, grads) = (&self.params, &mut self.grads.local);
-        let (state, value) =
-            microbatch::forward(&self.model, &cx, params, grads, part, objective, totals)?;
-        report.loss += value.loss;
-        report.metrics.merge(&value.metrics);
-        Ok(OpenMicrobatch {
-            packed,
-            accumulate,
-            state,
-        })
+    /// The share's micro-batches, of each the tokens that `scored` says.
+    fn microbatches(&mut self, batch: &Batch, scored: fn(&Batch) -> Vec<bool>) -> Vec<Microbatch> {
+        let (context, tensor) = (self.ranks.context.shape, self.ranks.tensor.shape);
+        batch
+            .iter_microbatches()
+            .map(|batch| {
+                let packed = Packed::new(&batch, &scored(&batch), context, tensor.size);
+                self.rope.cover(&self.plan.model, packed.num_positions());
+                Microbatch {
+                    active: packed.any_scored,
+                    accumulate: false,
+                    batch,
+                    packed,
+                }
+            })
+            .collect()
     }
 
-    fn backward_microbatch(&mut self, open: OpenMicrobatch, last: bool) -> Result<()> {
-        let cx = Context {
-            cpu: self.cpu,
-            workspace: &self.workspace,
-            packed: &open.packed,
-            rope: &self.rope,
-            accumulate: open.accumulate,
-        };
-        if last {
-            self.grads.settle();
-        }
-        let (params, grads) = (&self.params, &mut self.grads.local);
-        if !last {
-            return microbatch::backward(
-                &self.model,
-                &cx,
-                params,
-                grads,
-                open.state,
-                |_, _| Ok(()),
-            );
-        }
-        let mut slots = Slot::all(&self.data, &self.workspace);
-        let mut reduction = Reduction::new(&self.data, &mut slots);
-        let done = |bucket, grads: &mut Buffers| reduction.start(bucket, grads);
-        let reduced = microbatch::backward(&self.model, &cx, params, grads, open.state, done)
-            .and_then(|()| reduction.finish());
-        self.grads.absorb(self.cpu, slots, reduced)
+    fn holdings(&self) -> Holdings<'_> {
+        Holdings::new(&self.plan.model, &self.plan.mesh, &self.plan.stages)
     }
 
     fn weights(&self, which: &Weights) -> Result<&Buffers> {
@@ -215,22 +178,16 @@ impl Engine for MegatronEngine {
             temperature: request.temperature,
             entropy: request.entropy,
         };
-        let mut outputs = TokenOutputs::default();
-        for part in batch.iter_microbatches() {
-            let packed = Packed::new(&part, &part.predicted());
-            self.rope.cover(&self.plan.model, packed.max_length());
-            let cx = Context {
-                cpu: self.cpu,
-                workspace: &self.workspace,
-                packed: &packed,
-                rope: &self.rope,
-                accumulate: false,
-            };
-            let params = self.weights(&request.weights)?;
-            let scores = microbatch::score(&self.model, &cx, params, wanted);
-            outputs.append(scores.spread(&packed));
-        }
-        Ok(outputs)
+        let microbatches = self.microbatches(batch, Batch::predicted);
+        let means = Means {
+            model: &self.model,
+            params: self.weights(&request.weights)?,
+            cpu: self.cpu,
+            workspace: &self.workspace,
+            rope: &self.rope,
+            ranks: &self.ranks,
+        };
+        score::score(means, &microbatches, wanted)
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
@@ -262,7 +219,8 @@ impl Engine for MegatronEngine {
     fn export_weights(&mut self, which: &Weights, sink: &mut dyn WeightSink) -> Result<()> {
         let export = self.plan.config.precision.export;
         weights::export(
-            &self.model.layout,
+            (&self.model.layout, self.holdings()),
+            &*self.world,
             self.weights(which)?,
             self.optimizer.step,
             |spec| export.unwrap_or(spec.dtype),
@@ -272,16 +230,15 @@ impl Engine for MegatronEngine {
 
     fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
         let (layout, step) = (&self.model.layout, self.optimizer.step);
-        if self.data.size() == 1 {
-            return weights::export(layout, &self.grads.local, step, |_| DType::F32, sink);
-        }
         let mut whole = Buffers::zeros(layout);
-        for bucket in 0..self.data.num_buckets() {
-            let share = self.grads.own(&self.data, bucket);
-            whole.bucket_mut(bucket)[self.data.own(bucket)].copy_from_slice(share);
+        for region in 0..self.data.num_regions() {
+            let share = self.grads.own(&self.data, region);
+            let bucket = self.data.region(region).bucket;
+            whole.bucket_mut(bucket)[self.data.own(region)].copy_from_slice(share);
         }
         self.data.gather(&self.workspace, &mut whole)?;
-        weights::export(layout, &whole, step, |_| DType::F32, sink)
+        let from = (layout, self.holdings());
+        weights::export(from, &*self.world, &whole, step, |_| DType::F32, sink)
     }
 
     fn import_weights(&mut self, which: &Weights, source: &dyn WeightSource) -> Result<()> {

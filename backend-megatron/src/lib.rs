@@ -15,6 +15,7 @@
 
 mod backend;
 mod checkpoint;
+mod context_parallel;
 mod data_parallel;
 mod engine;
 mod microbatch;
@@ -22,7 +23,13 @@ mod model;
 mod modules;
 mod optimizer;
 mod packed;
+mod pass;
+mod pipeline_parallel;
 mod plan;
+mod ranks;
+mod score;
+mod sequence_parallel;
+mod tensor_parallel;
 mod weights;
 mod workspace;
 

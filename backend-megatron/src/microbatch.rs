@@ -1,4 +1,4 @@
-//! One micro-batch through the model: forward to the objective, and backward from it.
+//! One micro-batch at the head: from hidden states to the objective, and back.
 
 use drivetrain_core::{
     Result,
@@ -7,150 +7,142 @@ use drivetrain_core::{
 };
 
 use crate::{
-    model::Model,
-    modules::{Context, HeadGradients, HeadOutputs, HeadRequest, SavedBlock, SavedHead},
+    modules::{Context, Head, HeadGradients, HeadOutputs, HeadRequest, SavedHead},
     packed::Packed,
     weights::Buffers,
     workspace::Buffer,
 };
 
-/// A micro-batch between its forward and its backward. By default an empty one.
-#[derive(Debug, Default)]
-pub(crate) struct OpenMicrobatch {
+/// A micro-batch of a step.
+#[derive(Debug)]
+pub(crate) struct Microbatch {
+    pub(crate) batch: Batch,
     pub(crate) packed: Packed,
+    /// Whether it has a gradient; what has none passes through no layer.
+    pub(crate) active: bool,
+    /// Whether its backward adds to the gradients, or is the first of its step and overwrites them.
     pub(crate) accumulate: bool,
-    pub(crate) state: State,
 }
 
-/// What a micro-batch keeps.
-#[derive(Debug, Default)]
-pub(crate) enum State {
-    /// No token is scored: no gradient, and none is written.
-    #[default]
-    Unscored,
-    /// The head has to go backward.
-    Forwarded(Vec<SavedBlock>, Box<SavedHead>, HeadGradients),
-    /// The head has been backward already; the gradient of its input [T, D].
-    HeadDone(Vec<SavedBlock>, Buffer),
+/// Between the head's forward and its backward.
+#[derive(Debug)]
+pub(crate) enum HeadState {
+    /// It has to go backward.
+    Forwarded(Box<SavedHead>, HeadGradients),
+    /// It has been backward already; the gradient of its input [S, D].
+    Done(Buffer),
 }
 
-/// Runs the model and the objective. Where the objective's derivative is known, the head's backward too.
-///
-/// # Errors
-/// The objective's.
-pub(crate) fn forward(
-    model: &Model,
-    cx: &Context<'_>,
-    params: &Buffers,
-    grads: &mut Buffers,
-    part: &Batch,
-    objective: &dyn Objective,
-    totals: &BatchTotals,
-) -> Result<(State, ObjectiveValue)> {
-    let requirements = objective.requires();
-    let request = HeadRequest {
-        temperature: requirements.temperature,
-        entropy: requirements.entropy,
-    };
-    let evaluate = |outputs: &TokenOutputs| objective.evaluate(part, outputs, totals);
-    let blank = TokenOutputs {
-        log_probs: vec![0.0; part.num_tokens()],
-        entropy: request.entropy.then(|| vec![0.0; part.num_tokens()]),
-        ..TokenOutputs::default()
-    };
-    if cx.packed.num_scored() == 0 {
-        return Ok((State::Unscored, evaluate(&blank)?));
-    }
-    let gradients = |value: &ObjectiveValue| HeadGradients {
-        log_probs: cx.packed.gather(&value.d_log_probs),
-        entropy: value.d_entropy.as_ref().map(|d| cx.packed.gather(d)),
-    };
-    let known = match objective.derivative_known() {
-        true => Some(gradients(&evaluate(&blank)?)),
-        false => None,
-    };
-    let (x, saved) = blocks(model, cx, params);
-    if let Some(known) = known {
-        let (outputs, dx) = model
-            .head
-            .forward_backward(cx, params, grads, &x, request, &known);
-        let value = evaluate(&outputs.spread(cx.packed))?;
-        return Ok((State::HeadDone(saved, dx), value));
-    }
-    let (outputs, head) = model.head.forward(cx, params, &x, request, true);
-    let value = evaluate(&outputs.spread(cx.packed))?;
-    let gradients = gradients(&value);
-    Ok((State::Forwarded(saved, Box::new(head), gradients), value))
+/// What a step's objective sees.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Goal<'a> {
+    pub(crate) objective: &'a dyn Objective,
+    pub(crate) totals: &'a BatchTotals,
 }
 
-/// Adds the micro-batch's gradients. `done` is told of each bucket that is complete, last first.
-///
-/// # Errors
-/// Those of `done`.
-pub(crate) fn backward(
-    model: &Model,
-    cx: &Context<'_>,
-    params: &Buffers,
-    grads: &mut Buffers,
-    state: State,
-    mut done: impl FnMut(usize, &mut Buffers) -> Result<()>,
-) -> Result<()> {
-    let (saved, mut dx) = match state {
-        State::Unscored => {
-            return (0..model.layout.buckets().len())
-                .rev()
-                .try_for_each(|b| done(b, grads));
+impl Goal<'_> {
+    /// What the head has to compute.
+    pub(crate) fn request(&self) -> HeadRequest {
+        let requirements = self.objective.requires();
+        HeadRequest {
+            temperature: requirements.temperature,
+            entropy: requirements.entropy,
         }
-        State::Forwarded(saved, head, gradients) => {
-            let dx = model.head.backward(cx, params, grads, *head, &gradients);
-            (saved, dx)
+    }
+
+    /// The value of a micro-batch of which nothing is scored.
+    ///
+    /// # Errors
+    /// The objective's.
+    pub(crate) fn of_nothing(&self, batch: &Batch) -> Result<ObjectiveValue> {
+        let blank = self.request().blank(batch.num_tokens());
+        self.objective.evaluate(batch, &blank, self.totals)
+    }
+
+    /// Head and objective. Where the objective's derivative is known, the head's backward too. A rank whose
+    /// objective fails goes on with derivatives of 0, so that the others do not wait for it.
+    ///
+    /// # Errors
+    /// The communicator's. The objective's are in the value.
+    pub(crate) fn forward(
+        &self,
+        (head, cx): (&Head, &Context<'_>),
+        params: &Buffers,
+        grads: &mut Buffers,
+        batch: &Batch,
+        x: &[f32], // [S, D]
+    ) -> Result<(HeadState, Result<ObjectiveValue>)> {
+        let request = self.request();
+        let evaluate =
+            |outputs: &TokenOutputs| self.objective.evaluate(batch, outputs, self.totals);
+        let gradients = |value: &Result<ObjectiveValue>| match value {
+            Ok(value) => HeadGradients {
+                log_probs: cx.packed.gather(&value.d_log_probs),
+                entropy: value.d_entropy.as_ref().map(|d| cx.packed.gather(d)),
+            },
+            Err(_) => HeadGradients {
+                log_probs: vec![0.0; cx.packed.num_scored()],
+                entropy: None,
+            },
+        };
+        if self.objective.derivative_known() {
+            let known = evaluate(&request.blank(batch.num_tokens()));
+            let gradients = gradients(&known);
+            let (outputs, dx) = head.forward_backward(cx, params, grads, x, request, &gradients)?;
+            let outputs = outputs.whole(cx)?;
+            let value = known.and_then(|_| evaluate(&outputs));
+            return Ok((HeadState::Done(dx), value));
         }
-        State::HeadDone(saved, dx) => (saved, dx),
-    };
-    done(model.head.bucket(), grads)?;
-    for (block, saved) in model.blocks.iter().zip(saved).rev() {
-        block.backward(cx, params, grads, saved, &mut dx);
-        done(block.bucket(), grads)?;
+        let (outputs, saved) = head.forward(cx, params, x, request, true)?;
+        let value = evaluate(&outputs.whole(cx)?);
+        let gradients = gradients(&value);
+        Ok((HeadState::Forwarded(Box::new(saved), gradients), value))
     }
-    model.embedding.backward(cx, grads, &dx);
-    done(model.embedding.bucket(), grads)
 }
 
-/// Log-probs and entropies of the scored positions, keeping no activations.
-pub(crate) fn score(
-    model: &Model,
-    cx: &Context<'_>,
-    params: &Buffers,
-    request: HeadRequest,
-) -> HeadOutputs {
-    if cx.packed.num_scored() == 0 {
-        return HeadOutputs::new(0, request);
+impl HeadState {
+    /// The gradient of the head's input, [S, D].
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub(crate) fn backward(
+        self,
+        (head, cx): (&Head, &Context<'_>),
+        params: &Buffers,
+        grads: &mut Buffers,
+    ) -> Result<Buffer> {
+        match self {
+            Self::Done(dx) => Ok(dx),
+            Self::Forwarded(saved, gradients) => {
+                head.backward(cx, params, grads, *saved, &gradients)
+            }
+        }
     }
-    let mut x = model.embedding.forward(cx, params);
-    for block in &model.blocks {
-        x = block.forward(cx, params, x).0;
-    }
-    model.head.forward(cx, params, &x, request, false).0
 }
 
-impl HeadOutputs {
-    /// In their tokens' places, 0 elsewhere.
-    pub(crate) fn spread(self, packed: &Packed) -> TokenOutputs {
+impl HeadRequest {
+    /// Outputs of 0 for `tokens` tokens.
+    pub(crate) fn blank(self, tokens: usize) -> TokenOutputs {
         TokenOutputs {
-            log_probs: packed.spread(self.log_probs),
-            entropy: self.entropy.map(|e| packed.spread(e)),
+            log_probs: vec![0.0; tokens],
+            entropy: self.entropy.then(|| vec![0.0; tokens]),
             ..TokenOutputs::default()
         }
     }
 }
 
-fn blocks(model: &Model, cx: &Context<'_>, params: &Buffers) -> (Buffer, Vec<SavedBlock>) {
-    let mut x = model.embedding.forward(cx, params);
-    let mut saved = Vec::with_capacity(model.blocks.len());
-    for block in &model.blocks {
-        let (y, kept) = block.forward(cx, params, x);
-        saved.push(kept);
-        x = y;
+impl HeadOutputs {
+    /// Those of all of the micro-batch's tokens, each in its place, 0 elsewhere.
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub(crate) fn whole(self, cx: &Context<'_>) -> Result<TokenOutputs> {
+        let mut outputs = TokenOutputs {
+            log_probs: cx.packed.spread(self.log_probs),
+            entropy: self.entropy.map(|e| cx.packed.spread(e)),
+            ..TokenOutputs::default()
+        };
+        cx.ranks.context.join(&mut outputs)?;
+        Ok(outputs)
     }
-    (x, saved)
 }

@@ -106,13 +106,14 @@ impl Packed {
             let same = self.pieces[keys][first..]
                 .iter()
                 .take_while(|k| k.sequence == q.sequence);
-            spans.extend(same.filter(|k| k.start < q.start + q.rows.len()).map(|k| {
-                Span {
-                    queries: q.rows.clone(),
-                    keys: k.rows.clone(),
-                    offset: q.start as isize - k.start as isize,
-                }
-            }));
+            spans.extend(
+                same.filter(|k| k.start < q.start + q.rows.len())
+                    .map(|k| Span {
+                        queries: q.rows.clone(),
+                        keys: k.rows.clone(),
+                        offset: q.start as isize - k.start as isize,
+                    }),
+            );
         }
         spans
     }

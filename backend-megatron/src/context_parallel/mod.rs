@@ -62,7 +62,9 @@ impl ContextShape {
 
     /// What every rank has of sequences with these starts, none empty, in order.
     pub(crate) fn cut(&self, starts: &[usize]) -> Vec<Vec<Piece>> {
-        (0..self.size).map(|rank| self.pieces(starts, rank)).collect()
+        (0..self.size)
+            .map(|rank| self.pieces(starts, rank))
+            .collect()
     }
 
     fn pieces(&self, starts: &[usize], rank: usize) -> Vec<Piece> {
@@ -158,7 +160,9 @@ impl ContextParallel {
         all.extend(outputs.entropy.as_mut());
         all.extend(outputs.log_probs_at.as_mut());
         for values in all {
-            self.group.all_reduce(values.into(), ReduceOp::Sum)?.wait()?;
+            self.group
+                .all_reduce(values.into(), ReduceOp::Sum)?
+                .wait()?;
         }
         Ok(())
     }

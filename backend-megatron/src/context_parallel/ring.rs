@@ -49,7 +49,7 @@ pub(crate) fn forward(
 ) -> Result<()> {
     let context = &cx.ranks.context;
     let width = shape.heads * shape.head_dim;
-    let mut attend = |inputs: &Inputs<'_>, peer, merge| {
+    let attend = |inputs: &Inputs<'_>, peer, merge, (out, lse): (&mut [f32], &mut [f32])| {
         let spans = cx.packed.spans(context.shape.index, peer);
         let dims = shape.dims(&spans);
         let mut scratch = cx.workspace.take(dims.forward_scratch_len(cx.cpu));
@@ -57,20 +57,23 @@ pub(crate) fn forward(
         attention::forward(cx.cpu, &dims, inputs, merge, out, lse, &mut scratch);
     };
     if context.is_alone() {
-        attend(inputs, context.shape.index, false);
+        attend(inputs, context.shape.index, false, (out, lse));
         return Ok(());
     }
+    // A query meets two pieces of the sequence on each rank, its own among them.
+    out.fill(0.0);
+    lse.fill(f32::NEG_INFINITY);
     let mut kv = pack(cx, shape, inputs);
-    let mut first = true;
     for peer in context.ring() {
         let next = context.before(peer);
-        let mut arriving = cx.workspace.take(cx.packed.tokens_of(next) * 2 * shape.kv());
+        let mut arriving = cx
+            .workspace
+            .take(cx.packed.tokens_of(next) * 2 * shape.kv());
         let passing = match context.is_last(peer) {
             true => [Work::done(), Work::done()],
             false => context.pass(&kv, &mut arriving)?,
         };
-        attend(&unpack(shape, inputs.q, &kv), peer, !first);
-        first = false;
+        attend(&unpack(shape, inputs.q, &kv), peer, true, (out, lse));
         passing.into_iter().try_for_each(Work::wait)?;
         kv = arriving;
     }

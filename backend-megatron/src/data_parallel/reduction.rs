@@ -86,9 +86,7 @@ impl<'a> Reduction<'a> {
         let Some(slot) = self.free[bucket].take() else {
             return Ok(());
         };
-        let sums = slot
-            .local
-            .insert(std::mem::take(local.bucket_mut(bucket)));
+        let sums = slot.local.insert(std::mem::take(local.bucket_mut(bucket)));
         for part in self.layout.buckets()[bucket].parts() {
             if part.redundant {
                 sums[part.range.clone()].fill(0.0);

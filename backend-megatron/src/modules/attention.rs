@@ -6,12 +6,7 @@
 
 use std::ops::Range;
 
-use drivetrain_core::{
-    Result,
-    config::RecomputeModule,
-    model::ModelSpec,
-    plan::PlannedOp,
-};
+use drivetrain_core::{Result, config::RecomputeModule, model::ModelSpec, plan::PlannedOp};
 use drivetrain_kernels::{
     Rows, RowsMut,
     ops::{

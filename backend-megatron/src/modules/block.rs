@@ -74,13 +74,7 @@ impl Block {
         };
         let bucket = layout.start_bucket();
         let name = |part: &str| format!("model.layers.{index}.{part}.weight");
-        let mlp = Mlp::new(
-            spec,
-            (index, ffn_size),
-            tensor,
-            recompute.clone(),
-            layout,
-        )?;
+        let mlp = Mlp::new(spec, (index, ffn_size), tensor, recompute.clone(), layout)?;
         let attention = Attention::new(spec, index, tensor, recompute.clone(), layout)?;
         let mut norm = |part| Norm::new(spec, &name(part), tensor, layout);
         Ok(Self {
@@ -150,11 +144,10 @@ impl Block {
             SavedBlock::Parts(parts) => *parts,
             SavedBlock::Input(x) => self.parts(cx, params, x)?.1,
         };
-        let again = |norm: &Norm, x: &[f32]| norm.forward(cx, params, x).0;
         let middle = parts.middle;
         let mlp_normed = parts
             .mlp_normed
-            .unwrap_or_else(|| again(&self.mlp_norm, &middle));
+            .unwrap_or_else(|| self.mlp_norm.again(cx, params, &parts.mlp_norm, &middle));
         let dnormed = self
             .mlp
             .backward(cx, params, grads, parts.mlp, dx, &mlp_normed)?;
@@ -166,7 +159,7 @@ impl Block {
         let x = parts.x;
         let normed = parts
             .normed
-            .unwrap_or_else(|| again(&self.input_norm, &x));
+            .unwrap_or_else(|| self.input_norm.again(cx, params, &parts.input_norm, &x));
         let dnormed = self
             .attention
             .backward(cx, params, grads, parts.attention, dx, &normed)?;

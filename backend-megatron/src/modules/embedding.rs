@@ -16,7 +16,9 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(crate) struct Embedding {
     pub(crate) weight: TensorRef,
-    /// Their ids.
+    /// Words of the whole vocabulary.
+    pub(crate) vocab: usize,
+    /// Ids of this rank's rows.
     pub(crate) ids: Range<usize>,
     pub(crate) width: usize,
     /// Whether a head on this rank has the same table, and adds its gradient first.
@@ -37,6 +39,7 @@ impl Embedding {
         layout.start_bucket();
         Ok(Self {
             weight: layout.stack(&["model.embed_tokens.weight"])?,
+            vocab: spec.vocab_size,
             ids: tensor.share(spec.vocab_size),
             width: spec.hidden_size,
             shared,
@@ -93,8 +96,9 @@ impl Embedding {
     fn dims(&self, cx: &Context<'_>) -> EmbeddingDims {
         EmbeddingDims {
             tokens: cx.packed.num_tokens(),
-            vocab: self.ids.len(),
-            first_id: self.ids.start as u32,
+            vocab: self.vocab,
+            first_id: self.ids.start,
+            rows: self.ids.len(),
             width: self.width,
         }
     }

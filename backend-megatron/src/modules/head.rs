@@ -1,4 +1,5 @@
-//! The head: final norm, logits, and of these only the log-prob of each target and the entropy.
+//! The head: final norm, logits, and of these only the log-prob of each target and the entropy. Of the vocabulary
+//! each tensor rank has V words, and four numbers a row are all that the ranks exchange (vocabulary-parallel).
 //!
 //! Only the N scored rows are gathered, normalised and multiplied. Logits [N, V] live in one buffer of at most
 //! `budget_bytes`, which backward turns into their gradient in place. Where they fit they are kept; beyond,
@@ -9,28 +10,33 @@ use std::ops::Range;
 
 use drivetrain_core::{Result, model::ModelSpec, plan::PlannedOp};
 use drivetrain_kernels::ops::{
-    cross_entropy::{self, CrossEntropyDims, Derivatives},
+    cross_entropy::{self, CrossEntropyDims, Derivatives, PARTIALS},
     embedding::{self, EmbeddingDims},
     linear::{self, LinearDims},
 };
 
 use super::{
-    Context, Embedding,
+    Context,
     norm::{Norm, SavedNorm},
     planned,
 };
 use crate::{
+    tensor_parallel::{Gathered, TensorShape},
     weights::{Buffers, LayoutBuilder, TensorRef},
     workspace::Buffer,
 };
 
-/// Final norm and output weight [V, D].
+/// Final norm and this rank's rows of the output weight, [V, D].
 #[derive(Debug, Clone)]
 pub(crate) struct Head {
     pub(super) norm: Norm,
     pub(super) weight: TensorRef,
+    /// Words of the whole vocabulary.
     pub(super) vocab: usize,
-    pub(super) budget_bytes: u64,
+    /// Ids of this rank's rows.
+    pub(super) ids: Range<usize>,
+    /// Rows of logits that the budget holds, the same on every tensor rank.
+    pub(super) chunk_rows: usize,
     pub(super) bucket: usize,
 }
 
@@ -69,57 +75,64 @@ pub(crate) struct SavedHead {
     logits: Option<Buffer>,    // [N, V], where they fit
 }
 
+/// The scored rows. Where the residual stream's rows are split, each rank normalises its own, M of the N.
 #[derive(Debug)]
 struct NormedRows {
-    gathered: Buffer, // [N, D]
+    gathered: Buffer, // [M, D]
     norm: SavedNorm,
     normed: Buffer, // [N, D]
 }
 
 impl Head {
-    /// Places the final norm and, unless it is the embedding's, the output weight in a bucket of their own.
+    /// Places the final norm and, unless `shared` is the embedding's on this rank, the output weight in a bucket of
+    /// their own.
     ///
     /// # Errors
     /// `Defect` from the layout.
     pub(crate) fn new(
         spec: &ModelSpec,
-        embedding: &Embedding,
+        shared: Option<&TensorRef>,
         budget_bytes: u64,
+        tensor: TensorShape,
         layout: &mut LayoutBuilder,
     ) -> Result<Self> {
         let bucket = layout.start_bucket();
-        let norm = Norm::new(spec, "model.norm.weight", layout)?;
-        let weight = if spec.tied_embeddings {
-            embedding.weight.clone()
-        } else {
-            layout.stack(&[spec.head_name()])?
+        let weight = match shared {
+            Some(weight) => weight.clone(),
+            None => layout.stack(&[spec.head_name()])?,
         };
+        // `check` made sure of a row.
+        let row_bytes = (spec.vocab_size.div_ceil(tensor.size) * size_of::<f32>()) as u64;
         Ok(Self {
-            norm,
+            norm: Norm::new(spec, "model.norm.weight", tensor, layout)?,
             weight,
             vocab: spec.vocab_size,
-            budget_bytes,
+            ids: tensor.share(spec.vocab_size),
+            chunk_rows: (budget_bytes / row_bytes.max(1)).max(1) as usize,
             bucket,
         })
     }
 
     /// Log-probs and entropies of the scored positions. `keep` keeps the logits if they fit.
+    ///
+    /// # Errors
+    /// The communicator's.
     pub(crate) fn forward(
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        x: &[f32], // [T, D]
+        x: &[f32], // [S, D]
         request: HeadRequest,
         keep: bool,
-    ) -> (HeadOutputs, SavedHead) {
+    ) -> Result<(HeadOutputs, SavedHead)> {
         let n = cx.packed.num_scored();
-        let input = self.gather(cx, params, x);
+        let input = self.gather(cx, params, x)?;
         let mut outputs = HeadOutputs::new(n, request);
         let mut lse = vec![0.0; n];
         let mut kept = None;
         for rows in self.chunks(n) {
             let logits = self.logits(cx, params, &input, rows.clone());
-            self.score(cx, request, &logits, rows.clone(), &mut outputs, &mut lse);
+            self.score(cx, request, &logits, rows.clone(), &mut outputs, &mut lse)?;
             if keep && rows.len() == n {
                 kept = Some(logits);
             }
@@ -131,10 +144,13 @@ impl Head {
             lse,
             logits: kept,
         };
-        (outputs, saved)
+        Ok((outputs, saved))
     }
 
-    /// The gradient of x, [T, D].
+    /// The gradient of x, [S, D].
+    ///
+    /// # Errors
+    /// The communicator's.
     pub(crate) fn backward(
         &self,
         cx: &Context<'_>,
@@ -142,7 +158,7 @@ impl Head {
         grads: &mut Buffers,
         mut saved: SavedHead,
         gradients: &HeadGradients,
-    ) -> Buffer {
+    ) -> Result<Buffer> {
         let mut dnormed = cx.workspace.take(saved.input.normed.len());
         for rows in self.chunks(cx.packed.num_scored()) {
             let mut logits = match saved.logits.take() {
@@ -159,27 +175,30 @@ impl Head {
             );
             self.carry(cx, params, grads, &saved.input, &logits, rows, &mut dnormed);
         }
-        self.scatter(cx, params, grads, saved.input, &dnormed)
+        self.scatter(cx, params, grads, saved.input, dnormed)
     }
 
-    /// Both at once, for derivatives that do not depend on the outputs. The gradient of x, [T, D].
+    /// Both at once, for derivatives that do not depend on the outputs. The gradient of x, [S, D].
+    ///
+    /// # Errors
+    /// The communicator's.
     pub(crate) fn forward_backward(
         &self,
         cx: &Context<'_>,
         params: &Buffers,
         grads: &mut Buffers,
-        x: &[f32], // [T, D]
+        x: &[f32], // [S, D]
         request: HeadRequest,
         gradients: &HeadGradients,
-    ) -> (HeadOutputs, Buffer) {
+    ) -> Result<(HeadOutputs, Buffer)> {
         let n = cx.packed.num_scored();
-        let input = self.gather(cx, params, x);
+        let input = self.gather(cx, params, x)?;
         let mut outputs = HeadOutputs::new(n, request);
         let mut lse = vec![0.0; n];
         let mut dnormed = cx.workspace.take(input.normed.len());
         for rows in self.chunks(n) {
             let mut logits = self.logits(cx, params, &input, rows.clone());
-            self.score(cx, request, &logits, rows.clone(), &mut outputs, &mut lse);
+            self.score(cx, request, &logits, rows.clone(), &mut outputs, &mut lse)?;
             let statistics = (lse.as_slice(), outputs.entropy.as_deref());
             self.differentiate(
                 cx,
@@ -191,13 +210,14 @@ impl Head {
             );
             self.carry(cx, params, grads, &input, &logits, rows, &mut dnormed);
         }
-        (outputs, self.scatter(cx, params, grads, input, &dnormed))
+        let dx = self.scatter(cx, params, grads, input, dnormed)?;
+        Ok((outputs, dx))
     }
 
     /// Its operations if every token is scored.
     pub(crate) fn plan(&self, tokens: usize) -> Vec<PlannedOp> {
-        let kept = self.chunks(tokens).count() == 1;
-        let logits = tokens * self.vocab * usize::from(kept);
+        let (kept, words) = (self.chunks(tokens).count() == 1, self.ids.len());
+        let logits = tokens * words * usize::from(kept);
         let mut norm = self.norm.plan("head.norm".to_owned(), tokens);
         norm.saved_bytes += (tokens * self.norm.width * size_of::<f32>()) as u64;
         vec![
@@ -205,13 +225,13 @@ impl Head {
             planned(
                 "gemm",
                 "head.logits".to_owned(),
-                [tokens, self.vocab, self.norm.width],
+                [tokens, words, self.norm.width],
                 logits,
             ),
             planned(
                 "cross_entropy",
                 "head.log_prob".to_owned(),
-                [tokens, self.vocab, 1],
+                [tokens, words, 1],
                 2 * tokens,
             ),
         ]
@@ -222,29 +242,29 @@ impl Head {
         self.bucket
     }
 
-    /// Rows of logits that the budget holds; `check` made sure of one.
     fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let fits = (self.budget_bytes / (self.vocab * size_of::<f32>()) as u64).max(1) as usize;
+        let fits = self.chunk_rows;
         (0..rows)
             .step_by(fits)
             .map(move |start| start..rows.min(start + fits))
     }
 
-    fn gather(&self, cx: &Context<'_>, params: &Buffers, x: &[f32]) -> NormedRows {
-        let mut gathered = cx.workspace.take(cx.packed.num_scored() * self.norm.width);
-        embedding::forward(
-            cx.cpu,
-            &self.row_dims(cx),
-            x,
-            &cx.packed.rows,
-            &mut gathered,
-        );
+    fn gather(&self, cx: &Context<'_>, params: &Buffers, x: &[f32]) -> Result<NormedRows> {
+        let rows = cx.own_scored_rows();
+        let mut gathered = cx.workspace.take(rows.len() * self.norm.width);
+        let dims = self.row_dims(&rows, x);
+        embedding::forward(cx.cpu, &dims, x, &rows, &mut gathered);
         let (normed, norm) = self.norm.forward(cx, params, &gathered);
-        NormedRows {
+        let shares = (cx.packed.scored_shares.as_slice(), self.norm.width);
+        let normed = match cx.ranks.tensor.gather(cx.workspace, &normed, shares)? {
+            Gathered::All(all) => all,
+            Gathered::Own(_) => normed,
+        };
+        Ok(NormedRows {
             gathered,
             norm,
             normed,
-        }
+        })
     }
 
     fn logits(
@@ -254,17 +274,11 @@ impl Head {
         input: &NormedRows,
         rows: Range<usize>,
     ) -> Buffer {
-        let mut logits = cx.workspace.take(rows.len() * self.vocab);
+        let mut logits = cx.workspace.take(rows.len() * self.ids.len());
         let dims = self.linear_dims(rows.len());
         let hidden = &input.normed[self.span(&rows)];
-        linear::forward(
-            cx.cpu,
-            &dims,
-            hidden,
-            params.get(&self.weight),
-            None,
-            &mut logits,
-        );
+        let weight = params.get(&self.weight);
+        linear::forward(cx.cpu, &dims, hidden, weight, None, &mut logits);
         logits
     }
 
@@ -276,16 +290,27 @@ impl Head {
         rows: Range<usize>,
         outputs: &mut HeadOutputs,
         lse: &mut [f64],
-    ) {
-        cross_entropy::forward(
-            cx.cpu,
-            &self.loss_dims(request, rows.len()),
-            logits,
-            &cx.packed.targets[rows.clone()],
-            &mut outputs.log_probs[rows.clone()],
-            outputs.entropy.as_mut().map(|e| &mut e[rows.clone()]),
-            &mut lse[rows],
-        );
+    ) -> Result<()> {
+        let (dims, n) = (self.loss_dims(request, rows.len()), rows.len());
+        let targets = &cx.packed.targets[rows.clone()];
+        let log_probs = &mut outputs.log_probs[rows.clone()];
+        let entropy = outputs.entropy.as_mut().map(|e| &mut e[rows.clone()]);
+        let lse = &mut lse[rows];
+        if cx.ranks.tensor.is_alone() {
+            cross_entropy::forward(cx.cpu, &dims, logits, targets, log_probs, entropy, lse);
+            return Ok(());
+        }
+        let wanted = request.entropy;
+        let mut own = vec![0.0; n * PARTIALS];
+        cross_entropy::forward_partial(cx.cpu, &dims, logits, targets, wanted, &mut own);
+        let group = cx.ranks.tensor.group();
+        let counts = vec![own.len(); group.world_size()];
+        let mut all = vec![0.0; own.len() * counts.len()];
+        group
+            .all_gather((&own).into(), (&mut all).into(), &counts)?
+            .wait()?;
+        cross_entropy::combine(n, &all, log_probs, entropy, lse);
+        Ok(())
     }
 
     fn differentiate(
@@ -334,44 +359,50 @@ impl Head {
         params: &Buffers,
         grads: &mut Buffers,
         input: NormedRows,
-        dnormed: &[f32], // [N, D]
-    ) -> Buffer {
-        let mut dgathered = cx.workspace.zeros(dnormed.len());
+        dnormed: Buffer, // [N, D], this rank's words' part
+    ) -> Result<Buffer> {
+        if cx.packed.num_scored() == 0 && !cx.accumulate {
+            // No row has written it.
+            grads.get_mut(&self.weight).fill(0.0);
+        }
         let norm = &self.norm;
+        let shares = (cx.packed.scored_shares.as_slice(), norm.width);
+        let dnormed = cx.ranks.tensor.reduce(cx.workspace, dnormed, shares)?;
+        let mut dgathered = cx.workspace.zeros(dnormed.len());
         norm.backward(
             cx,
             params,
             grads,
             &input.norm,
-            dnormed,
+            &dnormed,
             &input.gathered,
             &mut dgathered,
         );
-        let mut dx = cx.workspace.zeros(cx.packed.num_tokens() * norm.width);
-        embedding::backward(
-            cx.cpu,
-            &self.row_dims(cx),
-            &dgathered,
-            &cx.packed.rows,
-            &mut dx,
-        );
-        dx
+        let mut dx = cx.workspace.zeros(cx.num_rows() * norm.width);
+        let rows = cx.own_scored_rows();
+        let dims = self.row_dims(&rows, &dx);
+        embedding::backward(cx.cpu, &dims, &dgathered, &rows, &mut dx);
+        Ok(dx)
     }
 
-    fn row_dims(&self, cx: &Context<'_>) -> EmbeddingDims {
-        EmbeddingDims::whole(
-            cx.packed.num_scored(),
-            cx.packed.num_tokens(),
-            self.norm.width,
-        )
+    /// Rows of x [S, D] as a table of which some are looked up.
+    fn row_dims(&self, rows: &[u32], x: &[f32]) -> EmbeddingDims {
+        let width = self.norm.width;
+        EmbeddingDims::whole(rows.len(), x.len() / width, width)
     }
 
     fn linear_dims(&self, rows: usize) -> LinearDims {
-        LinearDims::new(rows, self.norm.width, self.vocab)
+        LinearDims::new(rows, self.norm.width, self.ids.len())
     }
 
     fn loss_dims(&self, request: HeadRequest, rows: usize) -> CrossEntropyDims {
-        CrossEntropyDims::whole(rows, self.vocab, request.temperature as f32)
+        CrossEntropyDims {
+            rows,
+            vocab: self.vocab,
+            first_id: self.ids.start,
+            columns: self.ids.len(),
+            temperature: request.temperature as f32,
+        }
     }
 
     fn span(&self, rows: &Range<usize>) -> Range<usize> {

@@ -110,7 +110,8 @@ impl Mlp {
             dup,
         );
         drop((gate_up, dactivation));
-        self.gate_up.column_backward(cx, params, grads, &dgate_up, x)
+        self.gate_up
+            .column_backward(cx, params, grads, &dgate_up, x)
     }
 
     fn activation(&self, cx: &Context<'_>, gate_up: &[f32]) -> Buffer {

@@ -16,6 +16,8 @@ pub(crate) use embedding::Embedding;
 pub(crate) use head::{Head, HeadGradients, HeadOutputs, HeadRequest, SavedHead};
 pub(crate) use recompute::Recompute;
 
+use std::borrow::Cow;
+
 use drivetrain_core::{Result, model::ModelSpec, plan::PlannedOp};
 use drivetrain_kernels::Cpu;
 
@@ -54,6 +56,29 @@ impl Context<'_> {
     fn reduce(&self, partial: Buffer, width: usize) -> Result<Buffer> {
         let rows = (self.packed.shares.as_slice(), width);
         self.ranks.tensor.reduce(self.workspace, partial, rows)
+    }
+
+    /// S: this rank's rows of the residual stream.
+    pub(crate) fn num_rows(&self) -> usize {
+        let tensor = self.ranks.tensor.shape;
+        match tensor.sequence {
+            true => self.packed.shares[tensor.index],
+            false => self.packed.num_tokens(),
+        }
+    }
+
+    /// Which of these rows are scored, `[M]`.
+    fn own_scored_rows(&self) -> Cow<'_, [u32]> {
+        let tensor = self.ranks.tensor.shape;
+        if !tensor.sequence {
+            return Cow::Borrowed(&self.packed.rows);
+        }
+        let before = |shares: &[usize]| shares[..tensor.index].iter().sum::<usize>();
+        let first = before(&self.packed.shares) as u32;
+        let scored = before(&self.packed.scored_shares);
+        let own = scored..scored + self.packed.scored_shares[tensor.index];
+        let rows = self.packed.rows[own].iter();
+        Cow::Owned(rows.map(|row| row - first).collect())
     }
 
     /// Adds them to y [S, W].

@@ -66,6 +66,26 @@ impl Norm {
         (y, SavedNorm { inv_rms })
     }
 
+    /// The same y once more, from what was kept.
+    pub(super) fn again(
+        &self,
+        cx: &Context<'_>,
+        params: &Buffers,
+        saved: &SavedNorm,
+        x: &[f32], // [S, D]
+    ) -> Buffer {
+        let mut y = cx.workspace.take(x.len());
+        rms_norm::apply(
+            cx.cpu,
+            &self.dims(x),
+            Rows::contiguous(x, self.width),
+            params.get(&self.weight),
+            &saved.inv_rms,
+            RowsMut::contiguous(&mut y, self.width),
+        );
+        y
+    }
+
     /// Adds the gradient of x to `dx`, where the residual stream's already is; adds or sets that of w.
     #[allow(clippy::too_many_arguments)] // the operands of one op
     pub(super) fn backward(

@@ -243,10 +243,7 @@ impl Bucket {
             let end = part.range.end.min(range.end);
             (start < end).then(|| Part {
                 range: start..end,
-                runs: sub_runs(
-                    &part.runs,
-                    start - part.range.start..end - part.range.start,
-                ),
+                runs: sub_runs(&part.runs, start - part.range.start..end - part.range.start),
                 ..part.clone()
             })
         })

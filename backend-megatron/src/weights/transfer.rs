@@ -87,7 +87,7 @@ fn whole<'a>(
         counts[part.replicas[0]] = part.runs.iter().map(Range::len).sum();
     }
     let sent = &own[..counts[world.rank()].min(own.len())];
-    let mut gathered = vec![0.0; spec.num_elements()];
+    let mut gathered = vec![0.0_f32; spec.num_elements()];
     world
         .all_gather(sent.into(), gathered.as_mut_slice().into(), &counts)?
         .wait()?;
@@ -95,7 +95,7 @@ fn whole<'a>(
     if runs().is_sorted_by_key(|run| run.start) {
         return Ok(gathered.into());
     }
-    let (mut values, mut at) = (vec![0.0; gathered.len()], 0);
+    let (mut values, mut at) = (vec![0.0_f32; gathered.len()], 0);
     for run in runs() {
         let end = at + run.len();
         values[run].copy_from_slice(&gathered[at..end]);

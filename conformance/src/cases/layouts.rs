@@ -1,6 +1,10 @@
 //! Ranks, micro-batches and recomputation: however the work is laid out, five steps end where the oracle's do.
 
-use drivetrain_core::{Result, plan::MicrobatchLimit};
+use drivetrain_core::{
+    Result,
+    config::{ParallelConfig, RecomputeModule},
+    plan::MicrobatchLimit,
+};
 
 use super::five_steps::FiveSteps;
 use crate::{
@@ -17,6 +21,12 @@ const FIXTURES: [&str; 8] = [
     "mixtral",
     "q3_moe",
     "no_layers",
+];
+
+const MODULES: &[RecomputeModule] = &[
+    RecomputeModule::AttentionCore,
+    RecomputeModule::Norm,
+    RecomputeModule::MlpActivation,
 ];
 
 const CUTS: [(&str, MicrobatchLimit); 4] = [
@@ -37,7 +47,25 @@ pub(super) fn layouts() -> Vec<(&'static str, Layout)> {
         layout.parallel.data_replicate_size = replicas;
         layout
     };
+    let mesh = |data, tensor, sequence_parallel, context| {
+        Layout::parallel(ParallelConfig {
+            data_parallel_size: data,
+            tensor_parallel_size: tensor,
+            sequence_parallel,
+            context_parallel_size: context,
+            ..ParallelConfig::default()
+        })
+    };
+    let modules = |layout: Layout, modules| Layout { modules, ..layout };
     vec![
+        ("tp2", mesh(1, 2, false, 1)),
+        ("tp2sp", mesh(1, 2, true, 1)),
+        ("tp4sp", mesh(1, 4, true, 1)),
+        ("tp2sp_dp2", mesh(2, 2, true, 1)),
+        ("cp2", mesh(1, 1, false, 2)),
+        ("cp4", mesh(1, 1, false, 4)),
+        ("cp2_tp2sp", mesh(1, 2, true, 2)),
+        ("tp2sp_modules", modules(mesh(1, 2, true, 1), MODULES)),
         ("ranks1", Layout::data(1)),
         ("ranks2", Layout::data(2)),
         ("ranks4", Layout::data(4)),
