@@ -7,8 +7,8 @@ use drivetrain_core::{
     communicator::Communicator,
     config::JobSpec,
     engine::{
-        Backend, Capability, ContextParallel, DataParallel, Engine, RecomputeCapability,
-        TensorParallel, WeightInit,
+        Backend, Capability, ContextParallel, DataParallel, Engine, PipelineParallel,
+        RecomputeCapability, TensorParallel, WeightInit,
     },
     model::Family,
     plan::TrainPlan,
@@ -44,6 +44,7 @@ impl Backend for Megatron {
                 sequence_parallel: true,
                 replicated_kv_heads: true,
             }),
+            pipeline_parallel: Some(PipelineParallel { interleaved: true }),
             context_parallel: Some(ContextParallel {}),
             recompute: RecomputeCapability {
                 selective: true,

@@ -27,6 +27,7 @@ use crate::{
     optimizer::Optimizer,
     packed::Packed,
     pass::{Means, Pass},
+    pipeline_parallel::PipelineShape,
     ranks::{RankShape, Ranks},
     score,
     weights::{self, Buffers},
@@ -100,7 +101,9 @@ impl MegatronEngine {
         for microbatch in microbatches.iter_mut().filter(|m| m.active) {
             microbatch.accumulate = std::mem::replace(&mut accumulate, true);
         }
-        let schedule = PipelineSchedule::sequential(microbatches.len());
+        let PipelineShape { stage, stages, .. } = self.ranks.pipeline.shape;
+        let count = microbatches.len();
+        let schedule = PipelineSchedule::of(self.plan.schedule, stage, stages, count)?;
         let mut slots = Slots::new(&self.data, &self.workspace);
         let reduction = Reduction::new(&self.data, &self.model.layout, &mut slots);
         let goal = Goal { objective, totals };
@@ -187,7 +190,10 @@ impl Engine for MegatronEngine {
             rope: &self.rope,
             ranks: &self.ranks,
         };
-        score::score(means, &microbatches, wanted)
+        let PipelineShape { stage, stages, .. } = self.ranks.pipeline.shape;
+        let count = microbatches.len();
+        let schedule = PipelineSchedule::forward_only(self.plan.schedule, stage, stages, count)?;
+        score::score(means, &microbatches, &schedule, wanted)
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use drivetrain_core::{
     Result,
+    communicator::Work,
     engine::ForwardBackwardReport,
     plan::{PipelineAction, PipelineSchedule},
 };
@@ -14,6 +15,7 @@ use crate::{
     microbatch::{Goal, HeadState, Microbatch},
     model::{Model, missing},
     modules::{Context, RopeTables, SavedBlock},
+    pipeline_parallel::Arriving,
     ranks::Ranks,
     weights::Buffers,
     workspace::{Buffer, Workspace},
@@ -31,7 +33,7 @@ pub(crate) struct Means<'a> {
 }
 
 /// A micro-batch and a chunk of this rank.
-type At = (usize, usize);
+pub(crate) type At = (usize, usize);
 
 /// A pass under way.
 #[derive(Debug)]
@@ -41,14 +43,77 @@ pub(crate) struct Pass<'a> {
     microbatches: &'a [Microbatch],
     grads: &'a mut Buffers,
     reduction: Reduction<'a>,
-    /// Outputs of chunks that wait to be sent, and inputs that came.
-    activations: BTreeMap<At, Buffer>,
-    /// Likewise of gradients.
-    gradients: BTreeMap<At, Buffer>,
+    /// What came for a chunk's forward, and what its forward made for the next.
+    activations: Transfers,
+    /// What came for its backward, and what its backward made for the one before.
+    gradients: Transfers,
     open: BTreeMap<At, Open>,
     report: ForwardBackwardReport,
     /// The first failure of the objective.
     outcome: Result<()>,
+}
+
+/// What passes between stages, by the micro-batch and this rank's chunk.
+#[derive(Debug, Default)]
+pub(crate) struct Transfers {
+    arriving: BTreeMap<At, Arriving>,
+    leaving: BTreeMap<At, Buffer>,
+    sent: Vec<Work<'static>>,
+}
+
+impl Transfers {
+    /// Starts to take in what a chunk needs.
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub(crate) fn receive(
+        &mut self,
+        means: Means<'_>,
+        microbatches: &[Microbatch],
+        at: At,
+        peer: usize,
+    ) -> Result<()> {
+        let microbatch = &microbatches[at.0];
+        if microbatch.active {
+            let len = means.context(microbatch).num_rows() * means.model.width;
+            let arriving = means.ranks.pipeline.receive(peer, len)?;
+            self.arriving.insert(at, arriving);
+        }
+        Ok(())
+    }
+
+    /// Starts to hand on what a chunk made.
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub(crate) fn send(&mut self, means: Means<'_>, at: At, peer: usize) -> Result<()> {
+        if let Some(leaving) = self.leaving.remove(&at) {
+            self.sent.push(means.ranks.pipeline.send(peer, leaving)?);
+        }
+        Ok(())
+    }
+
+    /// Keeps what is to be sent.
+    pub(crate) fn leave(&mut self, at: At, values: Buffer) {
+        self.leaving.insert(at, values);
+    }
+
+    /// Waits for what was sent.
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub(crate) fn finish(self) -> Result<()> {
+        self.sent.into_iter().try_for_each(Work::wait)
+    }
+
+    /// What came, if anything was to come.
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub(crate) fn take(&mut self, means: Means<'_>, at: At) -> Result<Option<Buffer>> {
+        let arriving = self.arriving.remove(&at);
+        arriving.map(|a| a.wait(means.workspace)).transpose()
+    }
 }
 
 /// A micro-batch between its forward and its backward through a chunk.
@@ -87,8 +152,8 @@ impl<'a> Pass<'a> {
             microbatches,
             grads,
             reduction,
-            activations: BTreeMap::new(),
-            gradients: BTreeMap::new(),
+            activations: Transfers::default(),
+            gradients: Transfers::default(),
             open: BTreeMap::new(),
             report: ForwardBackwardReport::default(),
             outcome: Ok(()),
@@ -104,17 +169,45 @@ impl<'a> Pass<'a> {
         schedule: &PipelineSchedule,
     ) -> Result<Result<ForwardBackwardReport>> {
         for &action in &schedule.actions {
-            match action {
-                PipelineAction::Forward { microbatch, chunk } => {
-                    self.forward((microbatch, chunk))?
-                }
-                PipelineAction::Backward { microbatch, chunk } => {
-                    self.backward((microbatch, chunk))?;
-                }
-            }
+            self.act(action)?;
         }
+        self.activations.finish()?;
+        self.gradients.finish()?;
         self.reduction.finish()?;
         Ok(self.outcome.map(|()| self.report))
+    }
+
+    fn act(&mut self, action: PipelineAction) -> Result<()> {
+        use PipelineAction as Action;
+        let (means, parts) = (self.means, self.microbatches);
+        match action {
+            Action::Forward { microbatch, chunk } => self.forward((microbatch, chunk)),
+            Action::Backward { microbatch, chunk } => self.backward((microbatch, chunk)),
+            Action::ReceiveActivation {
+                microbatch,
+                chunk,
+                peer,
+            } => self
+                .activations
+                .receive(means, parts, (microbatch, chunk), peer),
+            Action::SendActivation {
+                microbatch,
+                chunk,
+                peer,
+            } => self.activations.send(means, (microbatch, chunk), peer),
+            Action::ReceiveGradient {
+                microbatch,
+                chunk,
+                peer,
+            } => self
+                .gradients
+                .receive(means, parts, (microbatch, chunk), peer),
+            Action::SendGradient {
+                microbatch,
+                chunk,
+                peer,
+            } => self.gradients.send(means, (microbatch, chunk), peer),
+        }
     }
 
     fn forward(&mut self, at: At) -> Result<()> {
@@ -127,10 +220,11 @@ impl<'a> Pass<'a> {
             return Ok(());
         }
         let (cx, params) = (self.means.context(microbatch), self.means.params);
-        let (x, saved) = chunk.forward(&cx, params, self.activations.remove(&at))?;
+        let input = self.activations.take(self.means, at)?;
+        let (x, saved) = chunk.forward(&cx, params, input)?;
         let head = match &chunk.head {
             None => {
-                self.activations.insert(at, x);
+                self.activations.leave(at, x);
                 None
             }
             Some(head) => {
@@ -166,13 +260,13 @@ impl<'a> Pass<'a> {
                 dx
             }
             _ => {
-                let came = self.gradients.remove(&at);
+                let came = self.gradients.take(self.means, at)?;
                 came.ok_or_else(|| missing("a gradient"))?
             }
         };
         let before = chunk.backward(&cx, params, self.grads, open.saved, dx, done)?;
         if let Some(dx) = before {
-            self.gradients.insert(at, dx);
+            self.gradients.leave(at, dx);
         }
         Ok(())
     }

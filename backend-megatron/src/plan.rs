@@ -4,7 +4,7 @@ use drivetrain_core::{
     Result,
     config::JobSpec,
     mesh::MeshAxis,
-    plan::{PipelineSchedule, PlannedCollective, Sizes, TrainPlan, share},
+    plan::{PipelineKind, PlannedCollective, Sizes, TrainPlan, stages},
 };
 
 use crate::{model::Model, ranks::RankShape};
@@ -16,15 +16,12 @@ use crate::{model::Model, ranks::RankShape};
 pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
     let mesh = job.mesh()?;
     let sizes = Sizes::of(job)?;
-    let layers = job.model.num_layers();
     let mut plan = TrainPlan {
         backend: backend.to_owned(),
         mesh,
         parameters: job.model.parameters(),
-        stages: (0..mesh.pipeline)
-            .map(|stage| share(layers, mesh.pipeline, stage))
-            .collect(),
-        schedule: vec![PipelineSchedule::sequential(sizes.num_microbatches)],
+        stages: stages(job.model.num_layers(), &job.config.parallel)?,
+        schedule: PipelineKind::from_config(&job.config.parallel),
         ops: Vec::new(),
         collectives: Vec::new(),
         reference_tokens: sizes.tokens,

@@ -1,10 +1,16 @@
 //! Scoring: every micro-batch forward only, keeping no activations.
 
-use std::ops::Range;
+use drivetrain_core::{
+    Result,
+    objective::TokenOutputs,
+    plan::{PipelineAction, PipelineSchedule},
+};
 
-use drivetrain_core::{Result, objective::TokenOutputs};
-
-use crate::{microbatch::Microbatch, modules::HeadRequest, pass::Means, workspace::Buffer};
+use crate::{
+    microbatch::Microbatch,
+    modules::HeadRequest,
+    pass::{At, Means, Transfers},
+};
 
 /// Log-probs and entropies of the predicted tokens, whole on every rank that sees the same data.
 ///
@@ -13,68 +19,67 @@ use crate::{microbatch::Microbatch, modules::HeadRequest, pass::Means, workspace
 pub(crate) fn score(
     means: Means<'_>,
     microbatches: &[Microbatch],
+    schedule: &PipelineSchedule,
     request: HeadRequest,
 ) -> Result<TokenOutputs> {
-    let pipeline = &means.ranks.pipeline;
-    let stages = pipeline.shape.stages;
-    let mut outputs = vec![TokenOutputs::default(); microbatches.len()];
-    // As many at once as there are stages keep all of them busy, chunk after chunk.
-    for start in (0..microbatches.len()).step_by(stages) {
-        let some = start..microbatches.len().min(start + stages);
-        for index in 0..means.model.chunks.len() {
-            pass_chunk(
-                means,
-                index,
-                microbatches,
-                some.clone(),
-                request,
-                &mut outputs,
-            )?;
+    let mut outputs: Vec<_> = microbatches
+        .iter()
+        .map(|m| request.blank(m.batch.num_tokens()))
+        .collect();
+    let mut transfers = Transfers::default();
+    for &action in &schedule.actions {
+        match action {
+            PipelineAction::ReceiveActivation {
+                microbatch,
+                chunk,
+                peer,
+            } => transfers.receive(means, microbatches, (microbatch, chunk), peer)?,
+            PipelineAction::SendActivation {
+                microbatch,
+                chunk,
+                peer,
+            } => transfers.send(means, (microbatch, chunk), peer)?,
+            PipelineAction::Forward { microbatch, chunk } => {
+                let (part, at) = (&microbatches[microbatch], (microbatch, chunk));
+                if let Some(found) = forward(means, part, at, &mut transfers, request)? {
+                    outputs[microbatch] = found;
+                }
+            }
+            PipelineAction::Backward { .. }
+            | PipelineAction::ReceiveGradient { .. }
+            | PipelineAction::SendGradient { .. } => {}
         }
     }
+    transfers.finish()?;
     let mut joined = TokenOutputs::default();
     for part in outputs {
         joined.append(part);
     }
-    pipeline.tell(&mut joined)?;
+    means.ranks.pipeline.tell(&mut joined)?;
     Ok(joined)
 }
 
-fn pass_chunk(
+fn forward(
     means: Means<'_>,
-    index: usize,
-    microbatches: &[Microbatch],
-    some: Range<usize>,
+    microbatch: &Microbatch,
+    at: At,
+    transfers: &mut Transfers,
     request: HeadRequest,
-    outputs: &mut [TokenOutputs],
-) -> Result<()> {
-    let (chunk, pipeline) = (&means.model.chunks[index], &means.ranks.pipeline);
-    let (stage, stages) = (pipeline.shape.stage, pipeline.shape.stages);
-    for at in some {
-        let microbatch = &microbatches[at];
-        if !microbatch.active || chunk.head.is_none() {
-            outputs[at] = request.blank(microbatch.batch.num_tokens());
+) -> Result<Option<TokenOutputs>> {
+    if !microbatch.active {
+        return Ok(None);
+    }
+    let (chunk, cx) = (&means.model.chunks[at.1], means.context(microbatch));
+    let input = transfers.take(means, at)?;
+    let (x, _) = chunk.forward(&cx, means.params, input)?;
+    match &chunk.head {
+        Some(head) => {
+            let (found, _) = head.forward(&cx, means.params, &x, request, false)?;
+            found.whole(&cx).map(Some)
         }
-        if !microbatch.active {
-            continue;
-        }
-        let cx = means.context(microbatch);
-        let input: Option<Buffer> = match chunk.embedding {
-            Some(_) => None,
-            None => {
-                let before = (stage + stages - 1) % stages;
-                let len = cx.num_rows() * means.model.width;
-                Some(pipeline.receive(before, means.workspace, len)?)
-            }
-        };
-        let (x, _) = chunk.forward(&cx, means.params, input)?;
-        match &chunk.head {
-            Some(head) => {
-                let (found, _) = head.forward(&cx, means.params, &x, request, false)?;
-                outputs[at] = found.whole(&cx)?;
-            }
-            None => pipeline.send((stage + 1) % stages, &x)?,
+        None => {
+            transfers.leave(at, x);
+            Ok(None)
         }
     }
-    Ok(())
 }

@@ -55,6 +55,19 @@ impl Workspace {
         buffer
     }
 
+    /// A buffer that came from elsewhere: it goes back to this workspace.
+    pub(crate) fn adopt(&self, data: Vec<f32>) -> Buffer {
+        let mut pool = self.lock();
+        pool.used_elements += data.len();
+        pool.peak_elements = pool.peak_elements.max(pool.used_elements);
+        drop(pool);
+        Buffer {
+            len: data.len(),
+            data,
+            pool: self.clone(),
+        }
+    }
+
     /// Most bytes on loan at once.
     pub(crate) fn peak_bytes(&self) -> u64 {
         (self.lock().peak_elements * size_of::<f32>()) as u64
@@ -108,6 +121,16 @@ impl Pool {
             };
             self.remove(largest);
         }
+    }
+}
+
+impl Buffer {
+    /// The elements, which leave the workspace.
+    pub(crate) fn into_vec(mut self) -> Vec<f32> {
+        let mut data = std::mem::take(&mut self.data);
+        self.pool.lock().used_elements -= data.len();
+        data.truncate(self.len);
+        data
     }
 }
 

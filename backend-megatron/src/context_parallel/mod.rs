@@ -139,13 +139,11 @@ impl ContextParallel {
     }
 
     /// Starts to send to the next rank and to receive from the one before.
-    fn pass<'a>(&self, leaving: &'a [f32], arriving: &'a mut [f32]) -> Result<[Work<'a>; 2]> {
+    fn pass<'a>(&self, leaving: &'a [f32], arriving: &'a mut [f32]) -> Result<Work<'a>> {
         let next = (self.shape.index + 1) % self.shape.size;
-        let sent = self.group.send(leaving.into(), next)?;
-        let received = self
-            .group
-            .receive(arriving.into(), self.before(self.shape.index))?;
-        Ok([sent, received])
+        let before = self.before(self.shape.index);
+        self.group
+            .exchange(leaving.into(), next, arriving.into(), before)
     }
 
     /// Puts together what each rank has of its own tokens, 0 elsewhere: all of it on every rank.

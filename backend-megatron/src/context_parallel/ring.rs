@@ -70,11 +70,11 @@ pub(crate) fn forward(
             .workspace
             .take(cx.packed.tokens_of(next) * 2 * shape.kv());
         let passing = match context.is_last(peer) {
-            true => [Work::done(), Work::done()],
+            true => Work::done(),
             false => context.pass(&kv, &mut arriving)?,
         };
         attend(&unpack(shape, inputs.q, &kv), peer, true, (out, lse));
-        passing.into_iter().try_for_each(Work::wait)?;
+        passing.wait()?;
         kv = arriving;
     }
     Ok(())
@@ -123,7 +123,7 @@ pub(crate) fn backward(
         let len = cx.packed.tokens_of(next) * 2 * shape.kv();
         let mut arriving = cx.workspace.take(len);
         let passing = match context.is_last(peer) {
-            true => [Work::done(), Work::done()],
+            true => Work::done(),
             false => context.pass(&kv, &mut arriving)?,
         };
         let [dk, dv] = halves(shape, &mut dkv);
@@ -133,11 +133,10 @@ pub(crate) fn backward(
             dv,
         };
         attend(&unpack(shape, inputs.q, &kv), peer, true, gradients);
-        passing.into_iter().try_for_each(Work::wait)?;
+        passing.wait()?;
         // The gradient moves on with its keys, and from the last rank of the ring back to their own.
         let mut carried = cx.workspace.take(len);
-        let passing = context.pass(&dkv, &mut carried)?;
-        passing.into_iter().try_for_each(Work::wait)?;
+        context.pass(&dkv, &mut carried)?.wait()?;
         (kv, dkv) = (arriving, carried);
     }
     let all = Rows::contiguous(&dkv, 2 * shape.kv());

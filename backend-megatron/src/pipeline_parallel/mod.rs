@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use drivetrain_core::{
-    Result,
-    communicator::Communicator,
+    DType, Result,
+    communicator::{Communicator, Work},
     mesh::{DeviceMesh, MeshAxis},
     objective::TokenOutputs,
 };
@@ -36,6 +36,20 @@ impl PipelineShape {
     }
 }
 
+/// What another stage sends.
+#[derive(Debug)]
+pub(crate) struct Arriving(Work<'static, drivetrain_core::Buffer>);
+
+impl Arriving {
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// The communicator's.
+    pub(crate) fn wait(self, workspace: &Workspace) -> Result<Buffer> {
+        Ok(workspace.adopt(self.0.wait()?.try_into()?))
+    }
+}
+
 /// The stages.
 #[derive(Debug)]
 pub(crate) struct PipelineParallel {
@@ -60,27 +74,20 @@ impl PipelineParallel {
         })
     }
 
-    /// Hands a stage what it waits for.
+    /// Starts to hand a stage what it waits for: between thread ranks the buffer itself.
     ///
     /// # Errors
     /// The communicator's.
-    pub(crate) fn send(&self, stage: usize, values: &[f32]) -> Result<()> {
-        self.group.send(values.into(), stage)?.wait()
+    pub(crate) fn send(&self, stage: usize, values: Buffer) -> Result<Work<'static>> {
+        self.group.send(values.into_vec().into(), stage)
     }
 
-    /// What a stage sent, `len` elements.
+    /// Starts to take in what a stage sends, `len` elements.
     ///
     /// # Errors
     /// The communicator's.
-    pub(crate) fn receive(
-        &self,
-        stage: usize,
-        workspace: &Workspace,
-        len: usize,
-    ) -> Result<Buffer> {
-        let mut values = workspace.take(len);
-        self.group.receive((&mut *values).into(), stage)?.wait()?;
-        Ok(values)
+    pub(crate) fn receive(&self, stage: usize, len: usize) -> Result<Arriving> {
+        self.group.receive(DType::F32, len, stage).map(Arriving)
     }
 
     /// Tells every stage what the last one computed; the others come with zeros of the same lengths.

@@ -47,25 +47,44 @@ pub(super) fn layouts() -> Vec<(&'static str, Layout)> {
         layout.parallel.data_replicate_size = replicas;
         layout
     };
-    let mesh = |data, tensor, sequence_parallel, context| {
+    let parallel = ParallelConfig::default;
+    let mesh = |[data, context, tensor]: [usize; 3], sequence_parallel| {
         Layout::parallel(ParallelConfig {
             data_parallel_size: data,
+            context_parallel_size: context,
             tensor_parallel_size: tensor,
             sequence_parallel,
-            context_parallel_size: context,
-            ..ParallelConfig::default()
+            ..parallel()
+        })
+    };
+    let staged = |layout: Layout, stages, chunks, first| {
+        Layout::parallel(ParallelConfig {
+            pipeline_parallel_size: stages,
+            virtual_pipeline_size: chunks,
+            first_stage_layers: first,
+            ..layout.parallel
         })
     };
     let modules = |layout: Layout, modules| Layout { modules, ..layout };
+    let one = mesh([1, 1, 1], false);
     vec![
-        ("tp2", mesh(1, 2, false, 1)),
-        ("tp2sp", mesh(1, 2, true, 1)),
-        ("tp4sp", mesh(1, 4, true, 1)),
-        ("tp2sp_dp2", mesh(2, 2, true, 1)),
-        ("cp2", mesh(1, 1, false, 2)),
-        ("cp4", mesh(1, 1, false, 4)),
-        ("cp2_tp2sp", mesh(1, 2, true, 2)),
-        ("tp2sp_modules", modules(mesh(1, 2, true, 1), MODULES)),
+        ("tp2", mesh([1, 1, 2], false)),
+        ("tp2_sp", mesh([1, 1, 2], true)),
+        ("tp4_sp", mesh([1, 1, 4], true)),
+        ("dp2_tp2_sp", mesh([2, 1, 2], true)),
+        ("cp2", mesh([1, 2, 1], false)),
+        ("cp4", mesh([1, 4, 1], false)),
+        ("cp2_tp2_sp", mesh([1, 2, 2], true)),
+        ("tp2_sp_modules", modules(mesh([1, 1, 2], true), MODULES)),
+        ("pp2", staged(one, 2, 1, None)),
+        ("pp4", staged(one, 4, 1, None)),
+        ("pp2_chunks2", staged(one, 2, 2, None)),
+        ("pp2_first3", staged(one, 2, 1, Some(3))),
+        ("dp2_pp2", staged(mesh([2, 1, 1], false), 2, 1, None)),
+        (
+            "cp2_tp2_sp_pp2_chunks2",
+            staged(mesh([1, 2, 2], true), 2, 2, None),
+        ),
         ("ranks1", Layout::data(1)),
         ("ranks2", Layout::data(2)),
         ("ranks4", Layout::data(4)),
