@@ -24,48 +24,60 @@ fn faults(compiled: &[Resources]) -> Vec<String> {
 #[test]
 fn every_source_compiles_for_every_architecture_without_spills() {
     let nvrtc = nvrtc();
-    let mut faulty = Vec::new();
-    for sm in ARCHITECTURES {
-        for module in MODULES {
-            let compiled = nvrtc
-                .compile(module, Target::Cubin(sm))
-                .unwrap_or_else(|e| panic!("{e}"));
-            assert!(
-                compiled.image.starts_with(b"\x7fELF"),
-                "{} for sm_{sm}",
-                module.name
-            );
-            let mut found: Vec<&str> = compiled
-                .resources
-                .iter()
-                .map(|r| r.kernel.as_str())
-                .collect();
-            let mut listed = module.kernels.to_vec();
-            found.sort_unstable();
-            listed.sort_unstable();
-            assert_eq!(found, listed, "kernels of {} for sm_{sm}", module.name);
-            for Resources {
-                kernel,
-                registers,
-                shared_bytes,
-                ..
-            } in &compiled.resources
-            {
-                println!(
-                    "sm_{sm:<4} {kernel:<36} {registers:>4} registers {shared_bytes:>6} bytes shared"
-                );
-                assert!(*registers > 0, "the assembler's report was not understood");
-            }
-            for fault in faults(&compiled.resources) {
-                faulty.push(format!("{} for sm_{sm}: {fault}", module.name));
-            }
-        }
-    }
+    // Architectures side by side: attention takes seconds for each.
+    let faulty: Vec<String> = std::thread::scope(|scope| {
+        let check = |sm| scope.spawn(move || check_architecture(nvrtc, sm));
+        let running = ARCHITECTURES.map(check);
+        running
+            .into_iter()
+            .flat_map(|thread| thread.join().expect("see above"))
+            .collect()
+    });
     assert!(
         faulty.is_empty(),
         "spills or local memory:\n{}",
         faulty.join("\n")
     );
+}
+
+/// Compiles all modules, prints what they take, and returns the faults.
+fn check_architecture(nvrtc: Nvrtc, sm: u32) -> Vec<String> {
+    let mut faulty = Vec::new();
+    for module in MODULES {
+        let compiled = nvrtc
+            .compile(module, Target::Cubin(sm))
+            .unwrap_or_else(|e| panic!("{e}"));
+        assert!(
+            compiled.image.starts_with(b"\x7fELF"),
+            "{} for sm_{sm}",
+            module.name
+        );
+        let mut found: Vec<&str> = compiled
+            .resources
+            .iter()
+            .map(|r| r.kernel.as_str())
+            .collect();
+        let mut listed = module.kernels.to_vec();
+        found.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(found, listed, "kernels of {} for sm_{sm}", module.name);
+        for Resources {
+            kernel,
+            registers,
+            shared_bytes,
+            ..
+        } in &compiled.resources
+        {
+            println!(
+                "sm_{sm:<4} {kernel:<36} {registers:>4} registers {shared_bytes:>6} bytes shared"
+            );
+            assert!(*registers > 0, "the assembler's report was not understood");
+        }
+        for fault in faults(&compiled.resources) {
+            faulty.push(format!("{} for sm_{sm}: {fault}", module.name));
+        }
+    }
+    faulty
 }
 
 #[test]

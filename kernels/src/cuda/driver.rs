@@ -147,3 +147,19 @@ impl From<f64> for Arg {
 pub(crate) fn count(name: &str, n: usize) -> u32 {
     u32::try_from(n).unwrap_or_else(|_| panic!("{name} is {n}, kernels count to {}", u32::MAX))
 }
+
+/// Threads of a block that has a row of `width`: whole warps, about four elements a thread.
+pub(crate) fn row_threads(width: usize, most: usize) -> [u32; 3] {
+    let threads = width.div_ceil(4).next_multiple_of(32).clamp(32, most);
+    [count("threads", threads), 1, 1]
+}
+
+/// Grid and block of a kernel whose threads stride over `len` elements: at most a wave of the largest devices.
+pub(crate) fn flat_blocks(len: usize) -> ([u32; 3], [u32; 3]) {
+    const THREADS: usize = 256;
+    let blocks = len.div_ceil(THREADS).min(MOST_BLOCKS);
+    ([count("blocks", blocks), 1, 1], [THREADS as u32, 1, 1])
+}
+
+/// Blocks of [`flat_blocks`] at most.
+pub(crate) const MOST_BLOCKS: usize = 1024;

@@ -40,4 +40,4 @@ pub use nvrtc::{Compiled, Nvrtc, Resources};
 pub use source::{ARCHITECTURES, HEADER, MODULES, Module};
 pub use target::Target;
 
-pub(crate) use driver::count;
+pub(crate) use driver::{MOST_BLOCKS, count, flat_blocks, row_threads};

@@ -3,10 +3,17 @@
 //! Kernels run in the emulator, in one order of threads and, with `--include-ignored`, in the other. With
 //! `DRIVETRAIN_CUDA_DEVICE=0` they run on that GPU instead; nothing else of this program changes.
 
+mod adamw;
+mod attention;
+mod cross_entropy;
 mod elementwise;
+mod embedding;
 mod emulator;
+mod permute;
 mod probe;
 mod rms_norm;
+mod rope;
+mod router;
 mod swiglu;
 #[path = "../../src/testing.rs"]
 #[allow(dead_code)]
@@ -25,7 +32,19 @@ type Case = (&'static str, fn(&Device) -> Result<(), CudaError>);
 
 fn main() {
     let arguments = Arguments::from_args();
-    let cases = [elementwise::CASES, rms_norm::CASES, swiglu::CASES].concat();
+    let cases = [
+        adamw::CASES,
+        attention::CASES,
+        cross_entropy::CASES,
+        elementwise::CASES,
+        embedding::CASES,
+        permute::CASES,
+        rms_norm::CASES,
+        rope::CASES,
+        router::CASES,
+        swiglu::CASES,
+    ]
+    .concat();
     let mut trials = Vec::new();
     for order in [Order::Forward, Order::Backward] {
         for &(name, case) in &cases {

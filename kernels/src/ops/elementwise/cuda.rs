@@ -3,22 +3,10 @@
 use half::bf16;
 
 use crate::cuda::source::ELEMENTWISE as MODULE;
-use crate::cuda::{Arg, Buffer, CudaError, Device, View, ViewMut, count};
-
-const THREADS: u32 = 256;
-/// Blocks at most: a wave on the largest devices. Threads stride over what is more.
-const MOST_BLOCKS: usize = 1024;
+use crate::cuda::{Arg, Buffer, CudaError, Device, MOST_BLOCKS, View, ViewMut, flat_blocks};
 
 /// Elements of the scratch of [`sum_of_squares`].
 pub const SUM_OF_SQUARES_SCRATCH: usize = MOST_BLOCKS;
-
-fn blocks(len: usize) -> [u32; 3] {
-    [
-        count("blocks", len.div_ceil(THREADS as usize).min(MOST_BLOCKS)),
-        1,
-        1,
-    ]
-}
 
 /// `total[0]` = sum of x^2 in f64, the same in every run; not finite if an element is not.
 ///
@@ -36,25 +24,13 @@ pub fn sum_of_squares(
         "scratch has {} elements, needs {SUM_OF_SQUARES_SCRATCH}",
         scratch.len()
     );
-    let grid = blocks(x.len());
+    let (grid, block) = flat_blocks(x.len());
     let partial = [x.arg(), scratch.view_mut().arg(), Arg::from(x.len())];
     let sum = [scratch.view().arg(), Arg::from(grid[0]), total.arg()];
     // SAFETY: a block writes one partial sum, of which there are at most MOST_BLOCKS; the last block reads as many.
     unsafe {
-        device.launch(
-            &MODULE,
-            "sum_of_squares_partial",
-            grid,
-            [THREADS, 1, 1],
-            &partial,
-        )?;
-        device.launch(
-            &MODULE,
-            "sum_of_squares_total",
-            [1; 3],
-            [THREADS, 1, 1],
-            &sum,
-        )
+        device.launch(&MODULE, "sum_of_squares_partial", grid, block, &partial)?;
+        device.launch(&MODULE, "sum_of_squares_total", [1; 3], block, &sum)
     }
 }
 
@@ -124,6 +100,7 @@ pub fn bf16_to_f32(
 /// A kernel over `len` elements of each buffer, whose last parameter is their number.
 fn flat(device: &Device, kernel: &'static str, len: usize, args: &[Arg]) -> Result<(), CudaError> {
     let args = [args, &[Arg::from(len)]].concat();
+    let (grid, block) = flat_blocks(len);
     // SAFETY: all callers checked that every buffer has `len` elements.
-    unsafe { device.launch(&MODULE, kernel, blocks(len), [THREADS, 1, 1], &args) }
+    unsafe { device.launch(&MODULE, kernel, grid, block, &args) }
 }

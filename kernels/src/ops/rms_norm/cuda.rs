@@ -1,7 +1,7 @@
 //! Starts the kernels of `cuda.cu`.
 
 use crate::cuda::source::RMS_NORM as MODULE;
-use crate::cuda::{Arg, CudaError, Device, Rows, RowsMut, View, ViewMut, count};
+use crate::cuda::{Arg, CudaError, Device, Rows, RowsMut, View, ViewMut, count, row_threads};
 use crate::ops::rms_norm::RmsNormDims;
 
 /// y = norm(x) w; fills inv_rms.
@@ -179,16 +179,8 @@ fn rows(dims: &RmsNormDims) -> [u32; 3] {
     [count("rows", dims.rows()), 1, 1]
 }
 
-/// Whole warps, about four elements a thread.
 fn threads(dims: &RmsNormDims) -> [u32; 3] {
-    [
-        count(
-            "threads",
-            dims.width.div_ceil(4).next_multiple_of(32).clamp(32, 512),
-        ),
-        1,
-        1,
-    ]
+    row_threads(dims.width, 512)
 }
 
 #[track_caller]
