@@ -20,6 +20,7 @@ pub mod manual;
 pub mod mesh;
 pub mod metrics;
 pub mod model;
+pub mod moe;
 pub mod objective;
 pub mod optim;
 pub mod plan;

@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::sections::{
-    BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, ObjectiveConfig, OptimizerConfig,
-    Overlong, ParallelConfig, PrecisionConfig, RecomputeConfig, ScheduleConfig, ValidationConfig,
+    BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, MoeConfig, ObjectiveConfig,
+    OptimizerConfig, Overlong, ParallelConfig, PrecisionConfig, RecomputeConfig, ScheduleConfig, ValidationConfig,
 };
 use crate::{Error, ErrorKind, Result, mesh::DeviceMesh, model::ModelSpec};
 
@@ -53,6 +53,9 @@ pub struct JobConfig {
     /// Learning rate over the steps.
     #[serde(default)]
     pub schedule: ScheduleConfig,
+    /// A mixture of experts.
+    #[serde(default)]
+    pub moe: MoeConfig,
     /// How ranks are arranged.
     #[serde(default)]
     pub parallel: ParallelConfig,
@@ -115,6 +118,7 @@ impl JobConfig {
             objective: ObjectiveConfig::default(),
             optimizer: OptimizerConfig::default(),
             schedule: ScheduleConfig::default(),
+            moe: MoeConfig::default(),
             parallel: ParallelConfig::default(),
             precision: PrecisionConfig::default(),
             recompute: RecomputeConfig::default(),

@@ -13,7 +13,7 @@ pub use load::{JobSource, LoadedJob, load_job};
 pub(crate) use rules::judge_job;
 pub use rules::{check_job, rule_list};
 pub use sections::{
-    BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, KlEstimator, LossAggregation,
-    ObjectiveConfig, ObjectiveKind, OptimizerConfig, Overlong, ParallelConfig, PrecisionConfig,
+    BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, KlEstimator, LoadBalancing,
+    LossAggregation, MoeConfig, ObjectiveConfig, ObjectiveKind, OptimizerConfig, Overlong, ParallelConfig, PrecisionConfig,
     RecomputeConfig, RecomputeModule, ScheduleConfig, ScheduleKind, ValidationConfig,
 };

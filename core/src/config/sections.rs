@@ -356,6 +356,49 @@ pub enum RecomputeModule {
     MoeActivation,
 }
 
+/// A mixture of experts: what its router is trained by beside the objective's loss. See the handbook's
+/// [chapter](crate::manual::experts).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MoeConfig {
+    /// Over which tokens the load is balanced; `global` if unsaid.
+    pub load_balancing: Option<LoadBalancing>,
+    /// Weight of the load-balancing loss; the model's own if unsaid (`router_aux_loss_coef` where its config sets
+    /// `output_router_logits`, else 0). 0 is no such loss.
+    pub load_balancing_coefficient: Option<f64>,
+    /// Weight of the router's z-loss.
+    pub z_loss_coefficient: f64,
+    /// How far an expert's selection bias moves after each step, up or down; 0 leaves it.
+    pub bias_update_rate: f64,
+    /// Whether router weights stay as they are.
+    pub frozen_router: bool,
+    /// Dtype of the router's logits, softmax and choice: f32 or f64.
+    pub router_dtype: DType,
+}
+
+impl Default for MoeConfig {
+    fn default() -> Self {
+        Self {
+            load_balancing: None,
+            load_balancing_coefficient: None,
+            z_loss_coefficient: 0.0,
+            bias_update_rate: 0.0,
+            frozen_router: false,
+            router_dtype: DType::F32,
+        }
+    }
+}
+
+/// The tokens whose load is balanced together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadBalancing {
+    /// Each sequence by itself: the loss does not depend on how the batch is cut.
+    Sequence,
+    /// A micro-batch over all data-parallel ranks: the loss depends on the cut.
+    Global,
+}
+
 /// Device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

@@ -29,8 +29,8 @@ pub struct Capability {
     pub expert_parallel: Option<ExpertParallel>,
     /// Recomputation of activations.
     pub recompute: RecomputeCapability,
-    /// The load-balancing loss of a mixture of experts, added to the objective's.
-    pub load_balancing_loss: bool,
+    /// A mixture of experts: what is trained beside the forward pass that the families say.
+    pub moe: Option<Moe>,
     /// Snapshots of weights for reference policies.
     pub snapshots: bool,
     /// Entropy, forward and backward.
@@ -85,6 +85,23 @@ pub struct ContextParallel {}
 pub struct ExpertParallel {
     /// Tensor parallelism of its own within experts.
     pub expert_tensor: bool,
+}
+
+/// A mixture of experts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moe {
+    /// The load-balancing loss of each sequence.
+    pub sequence_balancing: bool,
+    /// The load-balancing loss of a micro-batch over all data-parallel ranks.
+    pub global_balancing: bool,
+    /// The router's z-loss.
+    pub z_loss: bool,
+    /// The selection bias of experts, and its update.
+    pub expert_bias: bool,
+    /// Router weights that stay as they are.
+    pub frozen_router: bool,
+    /// A router in f64.
+    pub router_f64: bool,
 }
 
 /// Recomputation of activations in backward.

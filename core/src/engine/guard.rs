@@ -398,6 +398,9 @@ impl Engine for Guarded {
         if self.state != State::Unloaded {
             self.closed("load_state")?;
         }
+        let bias = self.capability.moe.is_some_and(|m| m.expert_bias);
+        let biased = crate::moe::ExpertBias::is_saved(reader);
+        self.claim("load_state", "a selection bias of experts", bias || !biased)?;
         let fit = check_state(reader, &self.options.parameters);
         self.world.agree("load_state", fit)?;
         self.state = State::Unloaded;

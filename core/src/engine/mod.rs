@@ -7,7 +7,7 @@ mod report;
 
 pub use build::build_engine;
 pub use capability::{
-    Capability, ContextParallel, DataParallel, ExpertParallel, PipelineParallel,
+    Capability, ContextParallel, DataParallel, ExpertParallel, Moe, PipelineParallel,
     RecomputeCapability, TensorParallel,
 };
 pub use guard::{GuardOptions, Guarded};

@@ -9,21 +9,31 @@ use crate::{Result, communicator::Communicator, metrics::Metrics};
 pub struct ForwardBackwardReport {
     /// The global loss: summed over micro-batches and data-parallel ranks, the same on every rank.
     pub loss: f64,
-    /// The objective's metrics, combined likewise.
+    /// The objective's metrics, combined likewise, and those of the router's losses
+    /// ([`LOAD_BALANCING_LOSS`](crate::moe::LOAD_BALANCING_LOSS), [`ROUTER_Z_LOSS`](crate::moe::ROUTER_Z_LOSS)),
+    /// which are not part of `loss`.
     pub metrics: Metrics,
+    /// How many of the [counted](crate::moe::CountedTokens) tokens each expert got, by layer; empty for a layer
+    /// without experts, and at all for a model without.
+    pub expert_tokens: Vec<Vec<u64>>,
     /// Seconds this rank spent.
     pub seconds: f64,
 }
 
 impl ForwardBackwardReport {
-    /// Combines loss and metrics over the data-parallel ranks. Collective.
+    /// Combines loss, metrics and the experts' tokens over the data-parallel ranks. Collective; every rank has as
+    /// many layers and experts.
     ///
     /// # Errors
     /// The communicator's.
     pub fn all_reduce(&mut self, data: &dyn Communicator) -> Result<()> {
-        let mut loss = [self.loss];
-        data.sum_f64(&mut loss)?;
-        self.loss = loss[0];
+        // Counts are far below 2^53, where f64 stops being exact.
+        let counts = self.expert_tokens.iter().flatten().map(|&n| n as f64);
+        let mut sums: Vec<_> = std::iter::once(self.loss).chain(counts).collect();
+        data.sum_f64(&mut sums)?;
+        self.loss = sums[0];
+        let counts = self.expert_tokens.iter_mut().flatten();
+        counts.zip(&sums[1..]).for_each(|(n, &sum)| *n = sum as u64);
         self.metrics.all_reduce(data)
     }
 }

@@ -6,6 +6,7 @@
 //! | [`house`] | look for the place of a thing: crates, folders, who may use whom, words, reading order |
 //! | [`config`] | write a job's YAML: every key, its default, what it does |
 //! | [`batches`] | meet micro-batches, masks, totals, or wonder what a loss is divided by |
+//! | [`experts`] | train a mixture of experts: the router's losses, its bias, what counts |
 //! | [`ranks`] | meet meshes, collectives, the commit point of a step, or a lost rank |
 //! | [`state`] | read or write weights, checkpoints, Hugging Face folders |
 //! | [`numerics`] | ask in what precision, in what order, and how exactly |
@@ -26,6 +27,9 @@ pub mod config {}
 
 #[doc = include_str!("batches.md")]
 pub mod batches {}
+
+#[doc = include_str!("experts.md")]
+pub mod experts {}
 
 #[doc = include_str!("ranks.md")]
 pub mod ranks {}

@@ -103,18 +103,20 @@ pub struct MoeSpec {
     pub ffn_size: usize,
     /// Whether the chosen experts' softmax weights are renormalised to sum to 1.
     pub norm_topk_prob: bool,
-    /// Weight of the load-balancing loss.
+    /// Weight of the load-balancing loss that the model's config asks for: `router_aux_loss_coef` where it sets
+    /// `output_router_logits` (as in `transformers`, the flag asks for the loss), else 0.
     pub aux_loss_coefficient: f64,
 }
 
 /// Rules of what a model must be for any engine: id and what is wrong. A file that breaks one is not read.
-pub(crate) const MODEL_RULES: [(&str, &str); 3] = [
+pub(crate) const MODEL_RULES: [(&str, &str); 4] = [
     ("MODEL-03", "a head dim that RoPE cannot turn in pairs"),
     (
         "MODEL-04",
         "query heads that do not share the key/value heads evenly",
     ),
     ("MODEL-05", "a sliding window of 0"),
+    ("MODEL-06", "experts that tokens cannot be sent to"),
 ];
 
 impl ModelSpec {
@@ -124,7 +126,7 @@ impl ModelSpec {
         let fault = |(rule, _): (&'static str, &str), found: String, remedy: &str| {
             Diagnostic::error(rule, "model", found, remedy)
         };
-        let [head_dim, shared_heads, window] = MODEL_RULES;
+        let [head_dim, shared_heads, window, experts] = MODEL_RULES;
         let mut faults = Vec::new();
         if dim == 0 || !dim.is_multiple_of(2) {
             faults.push(fault(
@@ -146,6 +148,25 @@ impl ModelSpec {
                 "a layer's sliding window is 0, so that a token would not see itself".to_owned(),
                 "sliding_window must be at least 1, or null",
             ));
+        }
+        let sparse = self.layers.iter().any(|l| l.mlp == MlpSpec::Moe);
+        match self.moe {
+            None if sparse => faults.push(fault(
+                experts,
+                "a layer has experts, and the model does not say which".to_owned(),
+                "give the model's moe",
+            )),
+            Some(moe) if !(1..=moe.num_experts).contains(&moe.experts_per_token) => {
+                faults.push(fault(
+                    experts,
+                    format!(
+                        "a token goes to {} of {} experts",
+                        moe.experts_per_token, moe.num_experts
+                    ),
+                    "num_experts_per_tok must be from 1 to the number of experts",
+                ));
+            }
+            _ => {}
         }
         faults
     }

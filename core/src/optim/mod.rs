@@ -12,7 +12,10 @@ pub use adamw::{AdamwStep, adamw_reference};
 pub use decide::{Decision, committed, decide};
 pub use learning_rate::LearningRate;
 
-use crate::{config::OptimizerConfig, model::ParameterSpec};
+use crate::{
+    config::{JobConfig, OptimizerConfig},
+    model::{ParameterKind, ParameterSpec},
+};
 
 /// What the whole gradient is multiplied by so that its global 2-norm is at most `max_norm`:
 /// `min(1, max_norm / (norm + 1e-6))`, and 1 where there is no limit.
@@ -28,6 +31,12 @@ pub fn clip_factor(norm: f64, max_norm: Option<f64>) -> f64 {
         }
         None => 1.0,
     }
+}
+
+/// Whether a job changes a parameter at all. One that it does not has gradient 0, is no part of the norm, and neither
+/// decays nor moves; its moments are saved as 0.
+pub fn is_trained(config: &JobConfig, parameter: &ParameterSpec) -> bool {
+    !(config.moe.frozen_router && parameter.kind == ParameterKind::Router)
 }
 
 /// The decoupled weight decay of a parameter: 0 for 1-D parameters (norms, biases) unless `decay_1d`.

@@ -22,28 +22,6 @@ pub(super) const RULES: &[Rule] = &[
         },
     },
     Rule {
-        id: "MOE-01",
-        what: "a load-balancing loss of experts that the backend does not compute",
-        reads: &["backend"],
-        check: |facts, faults| {
-            let coefficient = facts
-                .model
-                .and_then(|m| m.moe)
-                .map(|m| m.aux_loss_coefficient);
-            if let Some(coefficient) = coefficient
-                && coefficient != 0.0
-            {
-                facts.require(
-                    faults,
-                    "model",
-                    &format!("the load-balancing loss of experts (coefficient {coefficient})"),
-                    "set `output_router_logits` to false in the model's config.json to train without it",
-                    |c| c.load_balancing_loss,
-                );
-            }
-        },
-    },
-    Rule {
         id: "DTYPE-01",
         what: "a compute dtype that the backend does not offer",
         reads: &["precision.compute"],

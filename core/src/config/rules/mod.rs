@@ -4,6 +4,7 @@ mod batch;
 mod capability;
 mod data;
 mod experts;
+mod moe;
 mod objective;
 mod optimizer;
 mod parallel;
@@ -39,10 +40,11 @@ struct Rule {
     check: fn(&Facts<'_>, &mut Faults),
 }
 
-const TABLES: [&[Rule]; 8] = [
+const TABLES: [&[Rule]; 9] = [
     batch::RULES,
     parallel::RULES,
     experts::RULES,
+    moe::RULES,
     capability::RULES,
     optimizer::RULES,
     objective::RULES,

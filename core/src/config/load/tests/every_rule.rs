@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// A job a rule, and the rule it breaks, so that no row of the tables is dead.
-const BREAKING: [(&str, &str); 47] = [
+const BREAKING: [(&str, &str); 51] = [
     (
         "batch.global_batch_size=3 parallel.data_parallel_size=4",
         "BATCH-01",
@@ -36,6 +36,10 @@ const BREAKING: [(&str, &str); 47] = [
     ("model=moe parallel.expert_tensor_parallel_size=5", "EP-05"),
     ("model=moe", "FAMILY-01"),
     ("model=balanced", "MOE-01"),
+    ("model=moe moe.bias_update_rate=0.1", "MOE-01"),
+    ("moe.z_loss_coefficient=0.1", "MOE-02"),
+    ("model=moe moe.z_loss_coefficient=-1", "MOE-03"),
+    ("model=moe moe.load_balancing=sequence", "MOE-04"),
     ("precision.compute=bf16", "DTYPE-01"),
     ("precision.reduce=f16", "DTYPE-02"),
     ("precision.reduce=u8", "DTYPE-03"),

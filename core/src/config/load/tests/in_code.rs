@@ -5,6 +5,7 @@ use crate::{
     communicator::{LocalCommunicator, LocalOptions},
     config::check_job,
     engine::build_engine,
+    model::MlpSpec,
 };
 
 /// The rules that a good job breaks once it is changed so.
@@ -49,9 +50,10 @@ fn sizes_of_0_and_models_that_no_file_may_hold_are_faults() {
         job.model.head_dim = 7;
         job.model.num_kv_heads = 3;
         job.model.layers[1].sliding_window = Some(0);
+        job.model.layers[1].mlp = MlpSpec::Moe;
     };
     let found = broken(&NARROW, model);
-    assert_eq!(found, ["MODEL-03", "MODEL-04", "MODEL-05"]);
+    assert_eq!(found, ["MODEL-03", "MODEL-04", "MODEL-05", "MODEL-06"]);
 }
 
 #[test]
