@@ -7,6 +7,8 @@
 //! | log-probs | `u sqrt(path)` of the largest magnitude, at least 1, and `u sqrt(V)` | rounding errors add like a random walk along the chain of dot products (Higham and Mary 2019); the sum over the vocabulary is of positive terms, and the logarithm turns its relative error into an absolute one |
 //! | gradients | `u sqrt(3 (path + V)) sqrt(2 ln N)` of the largest magnitude in the tensor's layer | forward, backward and the product that makes the gradient; the worst of N elements, all parameters', is that many standard deviations out; rounding is relative to what flows through the layer, of which a tensor's own gradient may be a small difference (softmax's backward subtracts: q and k of a sequence of one scored token get exactly 0) |
 //! | entropy | log-probs' times `ln V` | `dH = -sum p (log p + H) d logit`, and `log p + H` averages below `ln V` |
+//! | nearest choice of experts | 4 times a log-prob's, at least | a choice changes where two softmax values cross; each is off by at most half of what a router's logit is, and those logits lie on the way to the head's; 4 for "far" |
+//! | router losses | twice a log-prob's of the loss, or of its root for the z-loss, a square | softmax values are off by up to twice a logit's error, relative |
 //! | loss | log-probs' times the sum of `abs(d loss / d log_prob)`, entropy's likewise | the chain rule |
 //! | grad_norm | 2-norm of the gradients' tolerances, over all elements | the triangle inequality |
 //! | weights after n steps | per element, the largest of `1e-6`, `2 n u` of its magnitude, and 4 times the shift of the oracle's own weight when its gradient moves by its tolerance | Adam divides by tiny gradients: a flat bound would be a lottery; a step rounds a weight when it decays and when it moves |
@@ -19,13 +21,15 @@
 use drivetrain_core::{
     DType,
     config::OptimizerConfig,
+    metrics::Metrics,
     model::{MlpSpec, ModelSpec, ParameterSpec},
 };
 use indexmap::IndexMap;
 
 use crate::{
     compare::largest,
-    oracle::{Element, StepSize},
+    oracle::{Element, ROUTER_MARGIN, StepSize},
+    suite::Findings,
 };
 
 /// Smallest tolerance of a weight after some steps.
@@ -80,6 +84,25 @@ impl Tolerances {
             // Masters have at least f32.
             weight_step: 2.0 * u.min(unit_roundoff(DType::F32)),
         }
+    }
+
+    /// Routing is discrete: nothing that depends on it can be compared unless every choice of experts is far enough
+    /// from another one. `metrics` are the oracle's, of a batch that is compared; without experts there is no choice.
+    pub fn check_margin(&self, metrics: &Metrics, findings: &mut Findings) {
+        if let Some(margin) = metrics.value(ROUTER_MARGIN) {
+            let of = "beside the nearest choice of experts (another seed may draw one further off)";
+            findings.number("rounding", of, self.margin(), 0.0, margin);
+        }
+    }
+
+    /// How near to another a choice of experts may be, in the softmax's units.
+    pub fn margin(&self) -> f64 {
+        4.0 * self.log_prob
+    }
+
+    /// Of the load-balancing loss or the z-loss of this exact value, both without their coefficients.
+    pub fn router_loss(&self, exact: f64) -> f64 {
+        2.0 * self.log_prob * larger(exact, exact.sqrt())
     }
 
     /// Between two engines that are each this far from the exact value.

@@ -5,6 +5,7 @@ use drivetrain_core::{
     batch::{Batch, BatchTotals},
     config::OptimizerConfig,
     engine::{Engine, StepOptions, Weights},
+    metrics::Metrics,
     model::ModelSpec,
     objective::Objective,
     weights::{MemoryWeights, WeightSource},
@@ -41,6 +42,10 @@ pub struct Trace {
     pub grad_norms: Vec<f64>,
     /// Each step as the weights' tolerances need it; empty gradients where the engine does not export them.
     pub steps: Vec<StepRecord>,
+    /// Metrics of each step.
+    pub metrics: Vec<Metrics>,
+    /// Tokens that each expert got, in each step.
+    pub expert_tokens: Vec<Vec<Vec<u64>>>,
     /// Weights at the end.
     pub weights: Tensors,
 }
@@ -65,10 +70,12 @@ impl Training<'_> {
         let same = |other: &Trace| {
             other.losses == traces[0].losses
                 && other.grad_norms == traces[0].grad_norms
+                && other.metrics == traces[0].metrics
+                && other.expert_tokens == traces[0].expert_tokens
                 && other.weights == traces[0].weights
         };
         findings.fact(
-            "every rank reports the same loss, grad_norm and weights",
+            "every rank reports the same loss, grad_norm, metrics and weights",
             traces.iter().all(same),
         );
         Ok(traces.into_iter().next().unwrap_or_default())
@@ -96,6 +103,8 @@ impl Training<'_> {
         };
         let step = rank.engine.optim_step(&StepOptions::default())?;
         trace.losses.push(report.loss);
+        trace.metrics.push(report.metrics);
+        trace.expert_tokens.push(report.expert_tokens);
         trace.grad_norms.push(step.grad_norm);
         trace.steps.push(StepRecord {
             gradients,

@@ -11,8 +11,10 @@ use drivetrain_conformance::{
 use drivetrain_core::{
     Result,
     batch::{Batch, BatchTotals},
+    config::{LoadBalancing, MoeConfig},
     engine::Engine,
     model::ModelSpec,
+    moe::{LOAD_BALANCING_LOSS, ROUTER_Z_LOSS},
     weights::MemoryWeights,
 };
 
@@ -24,23 +26,35 @@ const OBJECTIVE: Polynomial = Polynomial {
 const STEP: f64 = 1e-5;
 const ELEMENTS: usize = 4;
 
-fn loss(model: &ModelSpec, weights: &MemoryWeights, batch: &Batch) -> Result<f64> {
-    let subject = Subject::new(ReferenceBackend::new());
+/// The loss that gradients are of: the objective's, and those of the router.
+fn loss(
+    subject: &Subject,
+    model: &ModelSpec,
+    weights: &MemoryWeights,
+    batch: &Batch,
+) -> Result<f64> {
     let totals = BatchTotals::count(batch);
+    let balancing = subject.moe.load_balancing_coefficient.unwrap_or(0.0);
+    let z = subject.moe.z_loss_coefficient;
     let losses = subject.run_from(&subject.job(model), weights, |rank| {
         let report = rank.engine.forward_backward(batch, &OBJECTIVE, &totals)?;
-        Ok(report.loss)
+        let of = |name| report.metrics.value(name).unwrap_or(0.0);
+        Ok(report.loss + balancing * of(LOAD_BALANCING_LOSS) + z * of(ROUTER_Z_LOSS))
     })?;
     Ok(losses[0])
 }
 
 fn check(name: &str) {
+    check_with(name, MoeConfig::default());
+}
+
+fn check_with(name: &str, moe: MoeConfig) {
     let mut model = fixture::model(name);
     model.layers.truncate(2);
     let weights = fixture::weights(&model, 3).expect("weights");
     let batch = batches::scored(&[(6, 4), (3, 2)], model.vocab_size, 3).expect("a batch");
     let batch = batches::with_columns(batch, model.vocab_size, 3).expect("columns");
-    let subject = Subject::new(ReferenceBackend::new());
+    let subject = Subject::new(ReferenceBackend::new()).with_moe(moe);
     let totals = BatchTotals::count(&batch);
     let exact = subject
         .run_from(&subject.job(&model), &weights, |rank| {
@@ -61,7 +75,7 @@ fn check(name: &str) {
                 moved
                     .insert(tensor, &shape, model.dtype, values)
                     .expect("the same shape");
-                loss(&model, &moved, &batch).expect("a loss")
+                loss(&subject, &model, &moved, &batch).expect("a loss")
             };
             let slope = (moved(STEP) - moved(-STEP)) / (2.0 * STEP);
             let (found, scale) = (gradient[at], gradient[at].abs().max(0.1));
@@ -100,4 +114,18 @@ fn norms_of_heads_and_yarn() {
 fn experts_renormalised_and_not() {
     check("mixtral");
     check("q3_moe");
+}
+
+#[test]
+fn router_losses() {
+    for form in [LoadBalancing::Sequence, LoadBalancing::Global] {
+        let moe = MoeConfig {
+            load_balancing: Some(form),
+            load_balancing_coefficient: Some(0.3),
+            z_loss_coefficient: 0.2,
+            ..MoeConfig::default()
+        };
+        check_with("mixtral", moe);
+        check_with("q3_moe", moe);
+    }
 }

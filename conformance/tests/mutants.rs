@@ -11,7 +11,7 @@ use drivetrain_core::engine::Backend;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Each defect with the case that is there to find it.
-const MUTANTS: [(Defect, &str); 36] = [
+const MUTANTS: [(Defect, &str); 50] = [
     (
         Defect::AttentionCrossesSequences,
         "awkward/dense/scores_do_not_depend_on_neighbours",
@@ -25,6 +25,35 @@ const MUTANTS: [(Defect, &str); 36] = [
     (Defect::HeadsInterleaved, "golden/llama_gqa_rope3/scores"),
     (Defect::GateAndUpSwapped, "golden/llama_mha/scores"),
     (Defect::RouterNotRenormalised, "golden/mixtral_moe/scores"),
+    (Defect::ExpertsRotated, "golden/mixtral_moe/scores"),
+    (Defect::SoftmaxTwice, "experts/one_expert_has_all/ranks1"),
+    (
+        Defect::BalancingGradientDropped,
+        "experts/mixtral/sequence/ranks1",
+    ),
+    (
+        Defect::ZLossGradientDropped,
+        "experts/mixtral/sequence/ranks1",
+    ),
+    (
+        Defect::RouterLossesReported,
+        "experts/losses_stand_beside/ranks1",
+    ),
+    (
+        Defect::RouterLossesPerMicrobatch,
+        "experts/few_scored/ranks1",
+    ),
+    (Defect::BalancedAlone, "experts/mixtral/global/ranks2"),
+    (Defect::UnscoredSequencesCount, "experts/few_scored/ranks1"),
+    (Defect::IdleExpertsStale, "experts/idle/ranks1"),
+    (Defect::BiasIgnored, "experts/mixtral/bias/ranks1"),
+    (Defect::BiasWeighsExperts, "experts/mixtral/bias/ranks1"),
+    (Defect::BiasUpdatedAlone, "experts/mixtral/bias/ranks2"),
+    (
+        Defect::BiasNotRestored,
+        "checkpoint/mixtral_bias/ranks1/resumes_bit_for_bit",
+    ),
+    (Defect::FrozenRouterDecays, "experts/mixtral/frozen/ranks1"),
     (
         Defect::EntropyWithoutTemperature,
         "oracle/dense/scores_entropy",

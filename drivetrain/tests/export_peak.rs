@@ -16,6 +16,7 @@ use drivetrain::{
     },
     core::{
         DType, Result,
+        config::MoeConfig,
         engine::{Engine, WeightInit, Weights},
         model::Family,
         weights::{DiscardingSink, SinkLayout, TensorSlice, WeightManifest, WeightSink},
@@ -129,6 +130,7 @@ fn the_extra_peak_is_two_buckets_and_the_largest_tensor() {
         let subject = Subject {
             backend,
             settings: Settings::default(),
+            moe: MoeConfig::default(),
         };
         for (ranks, dtype) in [
             (1, DType::F32),

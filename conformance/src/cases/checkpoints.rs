@@ -13,6 +13,7 @@ use drivetrain_core::{
 
 use super::{
     engine_state::{equal, not_refused},
+    experts,
     five_steps::{FiveSteps, STEPS, optimizer},
     layouts::layouts,
     step::oracle,
@@ -91,6 +92,40 @@ pub(super) fn cases(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
             needs(&[one]),
             move |s, f| other_model(&Run::new(name, s)?, s, f),
         ));
+    }
+    for ranks in [1, 2] {
+        let layout = Layout::data(ranks);
+        let mut add = |what: &str, run: fn(&Run, Layout, &mut Findings) -> Result<()>| {
+            let needs = Needs {
+                layout,
+                moe: experts::bias(),
+                checkpoints: true,
+                ..Needs::model(&model("mixtral"))
+            };
+            let name = format!("checkpoint/mixtral_bias/ranks{ranks}/{what}");
+            cases.push(Case::new(name, needs, move |s, f| {
+                run(&Run::new("mixtral", s)?, layout, f)
+            }));
+        };
+        add("resumes_bit_for_bit", resumes);
+        add("from_reference", |run, layout, f| {
+            let subject = &run.subject;
+            moves(
+                run,
+                (&oracle(subject), Layout::default()),
+                (subject, layout),
+                f,
+            )
+        });
+        add("to_reference", |run, layout, f| {
+            let subject = &run.subject;
+            moves(
+                run,
+                (subject, layout),
+                (&oracle(subject), Layout::default()),
+                f,
+            )
+        });
     }
     cases
 }
@@ -224,6 +259,7 @@ fn moves(
             })
             .collect(),
         weights,
+        ..Trace::default()
     };
     run.five.check(&found, findings);
     Ok(())

@@ -11,6 +11,7 @@ use drivetrain_core::{
 };
 
 use super::{
+    experts,
     five_steps::optimizer,
     one_rank::{bad_batch, failed_import, failed_objective},
     snapshots::{bf16_survives, export_and_import, imported_snapshot, snapshot},
@@ -26,7 +27,7 @@ use crate::{
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for name in ["dense", "tied", "no_layers"] {
+    for name in ["dense", "tied", "mixtral", "no_layers"] {
         for ranks in [1, 2] {
             let needs = Needs {
                 layout: Layout::data(ranks),
@@ -65,6 +66,31 @@ pub(super) fn cases() -> Vec<Case> {
             add("snapshot", snapshots.clone(), snapshot);
             add("imported_snapshot", snapshots, imported_snapshot);
         }
+    }
+    for ranks in [1, 2] {
+        let needs = Needs {
+            layout: Layout::data(ranks),
+            moe: experts::bias(),
+            ..Needs::model(&model("mixtral"))
+        };
+        let mut add = |what: &str, snapshots: bool, run: Run| {
+            let needs = Needs {
+                snapshots,
+                ..needs.clone()
+            };
+            let name = format!("state/mixtral_bias/ranks{ranks}/{what}");
+            cases.push(Case::new(name, needs, move |s, f| {
+                run(&Fixture::new("mixtral", ranks, s)?, f)
+            }));
+        };
+        add("repeats_bit_for_bit", false, repeats);
+        add("forward_changes_nothing", false, forward_changes_nothing);
+        add("dropped_steps_leave_nothing", false, dropped_steps);
+        add("objective_fails_on_one_rank", false, failed_objective);
+        add("snapshot", true, snapshot);
+        add("moves_with_committed_steps_alone", false, |fixture, f| {
+            experts::bias_waits(fixture.ranks, &fixture.subject, f)
+        });
     }
     cases
 }

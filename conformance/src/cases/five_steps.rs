@@ -7,7 +7,13 @@ use std::{
 };
 
 use drivetrain_core::{
-    DType, Result, batch::Batch, config::OptimizerConfig, model::ModelSpec, objective::Nll,
+    DType, Result,
+    batch::Batch,
+    config::OptimizerConfig,
+    model::ModelSpec,
+    moe::{LOAD_BALANCING_LOSS, ROUTER_Z_LOSS},
+    objective::Nll,
+    optim::is_trained,
     weights::MemoryWeights,
 };
 
@@ -38,7 +44,10 @@ pub(super) struct FiveSteps {
     bounds: Tensors,
 }
 
-type Cache = Mutex<BTreeMap<(String, u64, DType), Arc<FiveSteps>>>;
+/// Fixture, what its job says of experts, seed, and dtype.
+type Key = (String, String, u64, DType);
+
+type Cache = Mutex<BTreeMap<Key, Arc<FiveSteps>>>;
 
 static CACHE: Cache = Mutex::new(BTreeMap::new());
 
@@ -54,7 +63,13 @@ pub(super) fn optimizer() -> OptimizerConfig {
 impl FiveSteps {
     /// Of a fixture, for an engine that computes as the subject does.
     pub(super) fn of(name: &str, subject: &Subject) -> Result<Arc<Self>> {
-        let key = (name.to_owned(), subject.settings.seed, subject.compute());
+        let moe = format!("{:?}", subject.moe);
+        let key = (
+            name.to_owned(),
+            moe,
+            subject.settings.seed,
+            subject.compute(),
+        );
         let lock = || CACHE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(&key) {
             return Ok(known.clone());
@@ -94,6 +109,10 @@ impl FiveSteps {
         let start = tensors(&five.weights);
         let (parameters, steps) = (five.model.parameters(), &five.exact.steps);
         five.bounds = weights_after(&parameters, &optimizer(), &start, steps, &five.tolerances);
+        let job = subject.job(&five.model).config;
+        for spec in parameters.iter().filter(|spec| !is_trained(&job, spec)) {
+            five.bounds[&spec.name].fill(0.0);
+        }
         Ok(five)
     }
 
@@ -113,6 +132,33 @@ impl FiveSteps {
             layout,
         };
         training.run(subject, findings)
+    }
+
+    /// Routing: whether the fixture is far enough from ties, how many tokens each expert got, and the router's losses
+    /// at the first step.
+    fn check_routing(&self, found: &Trace, expected: &Trace, times: f64, findings: &mut Findings) {
+        if self.model.moe.is_none() {
+            return;
+        }
+        for metrics in &self.exact.metrics {
+            self.tolerances.check_margin(metrics, findings);
+        }
+        // A training that was pieced together is not asked.
+        if found.metrics.len() != STEPS {
+            return;
+        }
+        let same = found.expert_tokens == self.exact.expert_tokens;
+        findings.fact("every expert got as many tokens as the oracle's", same);
+        for name in [LOAD_BALANCING_LOSS, ROUTER_Z_LOSS] {
+            let of = |trace: &Trace| trace.metrics[0].value(name);
+            let (found, exact) = (of(found), of(expected));
+            if found.is_some() || exact.is_some() {
+                let exact = exact.unwrap_or(f64::NAN);
+                let tolerance = times * self.tolerances.router_loss(exact);
+                let found = found.unwrap_or(f64::NAN);
+                findings.number(name, "step 0", found, exact, tolerance);
+            }
+        }
     }
 
     /// Beside the oracle.
@@ -135,6 +181,7 @@ impl FiveSteps {
         if !as_many {
             return;
         }
+        self.check_routing(found, expected, times, findings);
         for (n, step) in self.exact.steps.iter().enumerate() {
             let of = format!("step {n}");
             let moved = n as f64 * drift * self.exact.grad_norms[n];

@@ -204,11 +204,11 @@ fn generated(family: Family, subject: &Subject, findings: &mut Findings) -> Resu
             .with("seed", subject.settings.seed));
     }
     let half = ran * 2 >= subject.settings.generated;
-    findings.fact("at least half of the generated models are accepted", half);
+    findings.fact("at least half of the generated models are run", half);
     Ok(())
 }
 
-/// False if the backend's check refuses the model.
+/// False if the backend's check refuses the model, or its router has drawn a choice too near to another.
 fn one(shape: &Shape, family: Family, subject: &Subject, findings: &mut Findings) -> Result<bool> {
     let model = with_family(shape, family);
     let faults = subject.backend.check(&subject.job(&model));
@@ -217,6 +217,9 @@ fn one(shape: &Shape, family: Family, subject: &Subject, findings: &mut Findings
     }
     let setting = Setting::new(&model, shape.seed)?;
     let batch = shape.batch()?;
+    if !setting.is_far_from_ties(subject, &batch)? {
+        return Ok(false);
+    }
     let claims = subject.backend.capability();
     let request = ScoreRequest {
         temperature: shape.temperature,

@@ -5,6 +5,7 @@ mod awkward;
 mod checkpoints;
 mod cross_engine;
 mod engine_state;
+mod experts;
 mod five_steps;
 mod generated;
 mod golden;
@@ -36,6 +37,7 @@ pub fn all(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
         against_oracle::cases(),
         large::cases(),
         layouts::cases(),
+        experts::cases(),
         engine_state::cases(),
         checkpoints::cases(backends),
         awkward::cases(),

@@ -2,7 +2,7 @@
 
 use drivetrain_core::{
     DType, Error, ErrorKind, Result,
-    config::{DeviceConfig, JobSpec, RecomputeModule},
+    config::{DeviceConfig, JobSpec, LoadBalancing, MoeConfig, RecomputeModule},
     engine::Capability,
     model::Family,
 };
@@ -16,7 +16,7 @@ use crate::{
 /// A wish, whether a capability claims it, and how a job says it.
 type Wish = (&'static str, fn(&Capability) -> bool, fn(&mut JobSpec));
 
-const WISHES: [Wish; 15] = [
+const WISHES: [Wish; 21] = [
     (
         "tensor_parallel",
         |c| c.tensor_parallel.is_some(),
@@ -95,7 +95,48 @@ const WISHES: [Wish; 15] = [
         |c| c.families.contains(&Family::Qwen3Moe),
         |job| job.model = model("q3_moe"),
     ),
+    (
+        "sequence_balancing",
+        |c| c.moe.is_some_and(|m| m.sequence_balancing),
+        |job| balanced(job, LoadBalancing::Sequence),
+    ),
+    (
+        "global_balancing",
+        |c| c.moe.is_some_and(|m| m.global_balancing),
+        |job| balanced(job, LoadBalancing::Global),
+    ),
+    (
+        "z_loss",
+        |c| c.moe.is_some_and(|m| m.z_loss),
+        |job| with_experts(job).z_loss_coefficient = 0.1,
+    ),
+    (
+        "expert_bias",
+        |c| c.moe.is_some_and(|m| m.expert_bias),
+        |job| with_experts(job).bias_update_rate = 0.1,
+    ),
+    (
+        "frozen_router",
+        |c| c.moe.is_some_and(|m| m.frozen_router),
+        |job| with_experts(job).frozen_router = true,
+    ),
+    (
+        "router_f64",
+        |c| c.moe.is_some_and(|m| m.router_f64),
+        |job| with_experts(job).router_dtype = DType::F64,
+    ),
 ];
+
+fn with_experts(job: &mut JobSpec) -> &mut MoeConfig {
+    job.model = model("mixtral");
+    &mut job.config.moe
+}
+
+fn balanced(job: &mut JobSpec, form: LoadBalancing) {
+    let moe = with_experts(job);
+    moe.load_balancing = Some(form);
+    moe.load_balancing_coefficient = Some(0.1);
+}
 
 pub(super) fn cases() -> Vec<Case> {
     let case = |(name, claimed, say): Wish| {

@@ -6,15 +6,17 @@ use drivetrain_core::{
     Result,
     batch::{Batch, BatchTotals},
     engine::{Engine, ScoreRequest, StepOptions},
+    metrics::Metrics,
     model::ModelSpec,
-    objective::{Objective, TokenOutputs},
+    moe::{LOAD_BALANCING_LOSS, ROUTER_Z_LOSS},
+    objective::{Nll, Objective, TokenOutputs},
     weights::MemoryWeights,
 };
 
 use crate::{
     compare::{Bound, largest},
     objective::Watched,
-    oracle::ReferenceBackend,
+    oracle::{ROUTER_MARGIN, ReferenceBackend},
     suite::{Findings, Layout, Subject},
     tolerance::{Tensors, Tolerances},
     train::gradients,
@@ -31,6 +33,8 @@ pub(super) struct Setting<'a> {
 #[derive(Debug, Clone)]
 pub(super) struct Step {
     pub(super) loss: f64,
+    pub(super) metrics: Metrics,
+    pub(super) expert_tokens: Vec<Vec<u64>>,
     pub(super) gradients: Tensors,
     pub(super) grad_norm: f64,
 }
@@ -72,6 +76,8 @@ impl<'a> Setting<'a> {
             let step = rank.engine.optim_step(&StepOptions::default())?;
             Ok(Step {
                 loss: report.loss,
+                metrics: report.metrics,
+                expert_tokens: report.expert_tokens,
                 gradients,
                 grad_norm: step.grad_norm,
             })
@@ -91,6 +97,18 @@ impl<'a> Setting<'a> {
             rank.engine.forward(batch, request)
         })?;
         Ok(outputs.into_iter().next().expect("at least one rank"))
+    }
+
+    /// Whether no choice of experts is so near to another that rounding could make it otherwise.
+    pub(super) fn is_far_from_ties(&self, subject: &Subject, batch: &Batch) -> Result<bool> {
+        if self.model.moe.is_none() {
+            return Ok(true);
+        }
+        let (exact, layout) = (oracle(subject), Layout::default());
+        let step = self.step(&exact, batch, &Nll::default(), layout)?;
+        let margin = step.metrics.value(ROUTER_MARGIN);
+        let least = self.tolerances(subject, batch, 1.0)?.margin();
+        Ok(margin.is_none_or(|margin| margin >= least))
     }
 
     /// Tolerances for this batch, at this temperature.
@@ -124,16 +142,40 @@ impl<'a> Setting<'a> {
         objective: &dyn Objective,
         layout: Layout,
     ) -> Result<()> {
+        let alone = Layout::default();
+        self.check_step_beside(subject, findings, batch, objective, (layout, alone))
+    }
+
+    /// The same, with the oracle's micro-batches as its own layout cuts them.
+    pub(super) fn check_step_beside(
+        &self,
+        subject: &Subject,
+        findings: &mut Findings,
+        batch: &Batch,
+        objective: &dyn Objective,
+        (layout, oracle_layout): (Layout, Layout),
+    ) -> Result<()> {
         let temperature = objective.requires().temperature;
         let tolerances = self.tolerances(subject, batch, temperature)?;
         let watched = Watched::new(objective);
-        let exact = self.step(&oracle(subject), batch, &watched, Layout::default())?;
+        let exact = self.step(&oracle(subject), batch, &watched, oracle_layout)?;
+        tolerances.check_margin(&exact.metrics, findings);
         let (by_log_prob, by_entropy) = watched.slopes();
         let found = self.step(subject, batch, objective, layout)?;
         let loss = tolerances.log_prob * by_log_prob + tolerances.entropy * by_entropy;
         findings.number("loss", "", found.loss, exact.loss, loss);
         if !found.gradients.is_empty() {
             super::check_gradients(findings, &tolerances, &found.gradients, &exact.gradients);
+        }
+        if self.model.moe.is_some() {
+            let same = found.expert_tokens == exact.expert_tokens;
+            findings.fact("every expert got as many tokens as the oracle's", same);
+        }
+        for name in [LOAD_BALANCING_LOSS, ROUTER_Z_LOSS] {
+            if let Some(exact) = exact.metrics.value(name) {
+                let found = found.metrics.value(name).unwrap_or(f64::NAN);
+                findings.number(name, "", found, exact, tolerances.router_loss(exact));
+            }
         }
         let tolerance = tolerances.grad_norm(&exact.gradients);
         findings.number("grad_norm", "", found.grad_norm, exact.grad_norm, tolerance);

@@ -6,13 +6,20 @@ use drivetrain_core::{
     DType, Result,
     communicator::Communicator,
     config::JobSpec,
-    engine::{Backend, Capability, DataParallel, Engine, WeightInit},
+    engine::{Backend, Capability, DataParallel, Engine, Moe, WeightInit},
     model::{Family, ParameterSpec},
+    moe::ExpertBias,
     plan::TrainPlan,
     weights::SeededWeights,
 };
 
-use super::{defect::Defect, engine::ReferenceEngine, matrix::Matrix, model::Parameters, weights};
+use super::{
+    defect::Defect,
+    engine::ReferenceEngine,
+    matrix::Matrix,
+    model::{Parameters, Policy},
+    weights,
+};
 
 /// The word after `backend:`.
 pub(super) const NAME: &str = "reference";
@@ -61,6 +68,14 @@ impl Backend for ReferenceBackend {
             reduce: vec![DType::F64, DType::F32],
             devices: BTreeSet::from(["cpu".to_owned()]),
             data_parallel: Some(DataParallel::default()),
+            moe: Some(Moe {
+                sequence_balancing: true,
+                global_balancing: true,
+                z_loss: true,
+                expert_bias: true,
+                frozen_router: true,
+                router_f64: true,
+            }),
             snapshots: true,
             entropy: true,
             log_probs_at: true,
@@ -81,10 +96,14 @@ impl Backend for ReferenceBackend {
         init: WeightInit<'_>,
     ) -> Result<Box<dyn Engine>> {
         let specs = &plan.parameters;
-        let policy = match init {
+        let weights = match init {
             WeightInit::Source(source) => weights::read(specs, source)?,
             WeightInit::Seed(seed) => weights::read(specs, &SeededWeights::new(&plan.model, seed))?,
             WeightInit::Deferred => zeros(specs),
+        };
+        let policy = Policy {
+            weights,
+            bias: ExpertBias::zeros(&plan.model),
         };
         Ok(Box::new(ReferenceEngine::new(
             plan.clone(),

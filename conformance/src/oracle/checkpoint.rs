@@ -7,6 +7,7 @@ use drivetrain_core::{
     checkpoint::{
         SaveHandle, StatePiece, StateReader, StateSlot, StateWriter, read_step, write_step,
     },
+    moe::ExpertBias,
 };
 
 use super::{defect::Defect, engine::ReferenceEngine, matrix::Matrix};
@@ -18,7 +19,7 @@ pub(super) fn save(
     if engine.world.rank() == 0 {
         for spec in &engine.plan.parameters {
             for (slot, values) in [
-                (StateSlot::Weight, &*engine.policy[&spec.name]),
+                (StateSlot::Weight, &*engine.policy.weights[&spec.name]),
                 (StateSlot::ExpAvg, &engine.optimizer.exp_avg[&spec.name]),
                 (
                     StateSlot::ExpAvgSq,
@@ -36,6 +37,7 @@ pub(super) fn save(
             }
         }
     }
+    engine.policy.bias.write(&mut *writer)?;
     write_step(&mut *writer, engine.step)?;
     writer.finish()?;
     Ok(SaveHandle::done())
@@ -49,7 +51,7 @@ pub(super) fn load(engine: &mut ReferenceEngine, reader: &dyn StateReader) -> Re
             let values = reader.read_f64(&spec.name, slot, std::slice::from_ref(&whole))?;
             Ok(Matrix::with_shape(&spec.shape, values))
         };
-        engine.policy[&spec.name] = Arc::new(read(StateSlot::Weight)?);
+        engine.policy.weights[&spec.name] = Arc::new(read(StateSlot::Weight)?);
         if !engine.is(Defect::MomentsNotRestored) {
             engine.optimizer.exp_avg[&spec.name] = read(StateSlot::ExpAvg)?;
             engine.optimizer.exp_avg_sq[&spec.name] = read(StateSlot::ExpAvgSq)?;
@@ -57,6 +59,9 @@ pub(super) fn load(engine: &mut ReferenceEngine, reader: &dyn StateReader) -> Re
     }
     if !engine.is(Defect::StepNotRestored) {
         engine.step = step;
+    }
+    if !engine.is(Defect::BiasNotRestored) {
+        engine.policy.bias = ExpertBias::read(&engine.plan.model, reader)?;
     }
     engine.gradients = None;
     Ok(())

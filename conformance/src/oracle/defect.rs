@@ -17,6 +17,34 @@ pub enum Defect {
     GateAndUpSwapped,
     /// The chosen experts' weights do not sum to 1.
     RouterNotRenormalised,
+    /// Each expert computes with the next one's weights.
+    ExpertsRotated,
+    /// The load-balancing loss takes the softmax of the softmax.
+    SoftmaxTwice,
+    /// The load-balancing loss is reported, and its gradient dropped.
+    BalancingGradientDropped,
+    /// The z-loss is reported, and its gradient dropped.
+    ZLossGradientDropped,
+    /// The router's losses are added to the reported loss.
+    RouterLossesReported,
+    /// The router's losses are divided by the micro-batch's own sequences.
+    RouterLossesPerMicrobatch,
+    /// The load of a micro-batch is balanced on each rank by itself.
+    BalancedAlone,
+    /// Sequences without a scored token count in the router's losses.
+    UnscoredSequencesCount,
+    /// The gradient of an expert without tokens is that of the step before.
+    IdleExpertsStale,
+    /// Experts are chosen without their selection bias.
+    BiasIgnored,
+    /// Experts are weighted by softmax and selection bias.
+    BiasWeighsExperts,
+    /// Each rank moves the selection bias by its own tokens.
+    BiasUpdatedAlone,
+    /// Resuming leaves the selection bias at 0.
+    BiasNotRestored,
+    /// A frozen router decays.
+    FrozenRouterDecays,
     /// Temperature scales log-probs but not entropy.
     EntropyWithoutTemperature,
     /// The derivative of entropy is dropped.
@@ -81,13 +109,27 @@ pub enum Defect {
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 50] = [
         Self::AttentionCrossesSequences,
         Self::PositionsWrapAround,
         Self::WindowOffByOne,
         Self::HeadsInterleaved,
         Self::GateAndUpSwapped,
         Self::RouterNotRenormalised,
+        Self::ExpertsRotated,
+        Self::SoftmaxTwice,
+        Self::BalancingGradientDropped,
+        Self::ZLossGradientDropped,
+        Self::RouterLossesReported,
+        Self::RouterLossesPerMicrobatch,
+        Self::BalancedAlone,
+        Self::UnscoredSequencesCount,
+        Self::IdleExpertsStale,
+        Self::BiasIgnored,
+        Self::BiasWeighsExperts,
+        Self::BiasUpdatedAlone,
+        Self::BiasNotRestored,
+        Self::FrozenRouterDecays,
         Self::EntropyWithoutTemperature,
         Self::EntropyGradientDropped,
         Self::MaskMultiplies,

@@ -11,8 +11,9 @@ use drivetrain_core::{
         Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
         Weights,
     },
+    moe::{LOAD_BALANCING_LOSS, ROUTER_Z_LOSS, RouterLosses, no_expert_tokens},
     objective::{Objective, TokenOutputs},
-    optim::{self, Decision, LearningRate, clip_factor},
+    optim::{self, Decision, LearningRate, clip_factor, is_trained},
     plan::TrainPlan,
     weights::{WeightSink, WeightSource},
 };
@@ -22,21 +23,30 @@ use super::{
     checkpoint,
     defect::Defect,
     matrix::Matrix,
-    model::Parameters,
+    model::{Parameters, Policy},
     optimizer::{AdamW, StepSize},
+    router::{self, Losses},
     score::{Scored, Wanted, accumulate, zeros_like},
+    tape::Var,
     weights,
 };
+
+/// A metric of the oracle alone: how far, in the softmax's units, the nearest choice of experts is from another.
+pub(crate) const ROUTER_MARGIN: &str = "router_margin";
 
 /// One rank: every rank holds all of the model and computes its share of the batch.
 #[derive(Debug)]
 pub(super) struct ReferenceEngine {
     pub(super) plan: TrainPlan,
     pub(super) world: Arc<dyn Communicator>,
-    pub(super) policy: Parameters,
-    pub(super) snapshots: BTreeMap<String, Parameters>,
+    pub(super) policy: Policy,
+    pub(super) snapshots: BTreeMap<String, Policy>,
     /// Of the open step, this rank's share.
     pub(super) gradients: Option<IndexMap<String, Matrix>>,
+    /// Of the open step, over all ranks.
+    expert_tokens: Vec<Vec<u64>>,
+    /// Of the step before, for a defect that keeps them.
+    stale: Option<IndexMap<String, Matrix>>,
     pub(super) optimizer: AdamW,
     pub(super) step: u64,
     pub(super) defect: Option<Defect>,
@@ -46,11 +56,13 @@ impl ReferenceEngine {
     pub(super) fn new(
         plan: TrainPlan,
         world: Arc<dyn Communicator>,
-        policy: Parameters,
+        policy: Policy,
         defect: Option<Defect>,
     ) -> Self {
         Self {
-            optimizer: AdamW::new(&policy),
+            optimizer: AdamW::new(&policy.weights),
+            expert_tokens: no_expert_tokens(&plan.model),
+            stale: None,
             plan,
             world,
             policy,
@@ -65,7 +77,7 @@ impl ReferenceEngine {
         self.defect == Some(defect)
     }
 
-    pub(super) fn weights(&self, which: &Weights) -> Result<&Parameters> {
+    pub(super) fn weights(&self, which: &Weights) -> Result<&Policy> {
         match which {
             Weights::Policy => Ok(&self.policy),
             Weights::Tag(_)
@@ -119,18 +131,56 @@ impl ReferenceEngine {
         }
         report.loss += value.loss;
         report.metrics.merge(&value.metrics);
+        let seeds = self.router(&pass, batch, totals, report)?;
+        let gradients = pass.backward(&value, seeds);
         if self.is(Defect::GradientsOverwritten) {
             self.gradients = None;
         }
-        accumulate(&mut self.gradients, pass.backward(&value));
+        accumulate(&mut self.gradients, gradients);
         Ok(())
+    }
+
+    /// The router's losses of a pass into the report, and their derivatives. Collective.
+    fn router(
+        &self,
+        pass: &Scored<'_>,
+        batch: &Batch,
+        totals: &BatchTotals,
+        report: &mut ForwardBackwardReport,
+    ) -> Result<Vec<(Var, Matrix)>> {
+        let losses = Losses {
+            losses: RouterLosses::new(&self.plan.config, &self.plan.model),
+            totals,
+            world: &*self.world,
+            defect: self.defect,
+        };
+        let (tape, routed) = pass.routing();
+        let counted = router::counted(batch, self.defect);
+        let terms = losses.terms(tape, routed, &counted)?;
+        router::count(routed, &counted, &mut report.expert_tokens);
+        for layer in routed {
+            // Of no tokens there is none.
+            if layer.margin.is_finite() {
+                report.metrics.min(ROUTER_MARGIN, layer.margin);
+            }
+        }
+        if losses.losses.balancing.is_some() {
+            report.metrics.sum(LOAD_BALANCING_LOSS, terms.balancing);
+        }
+        if losses.losses.z_coefficient != 0.0 {
+            report.metrics.sum(ROUTER_Z_LOSS, terms.z);
+        }
+        if self.is(Defect::RouterLossesReported) {
+            report.loss += losses.losses.balancing_coefficient * terms.balancing;
+        }
+        Ok(terms.seeds)
     }
 
     /// The open step's gradients over all ranks, in the order of the parameters.
     pub(super) fn reduced_gradients(&self) -> Result<IndexMap<String, Matrix>> {
         let mut sum = match &self.gradients {
             Some(gradients) => gradients.clone(),
-            None => zeros_like(&self.policy),
+            None => zeros_like(&self.policy.weights),
         };
         let rounds = match self.defect {
             Some(Defect::ReducedTwice) => 2,
@@ -147,6 +197,18 @@ impl ReferenceEngine {
             }
             if self.is(Defect::ParameterFrozen) && name == "model.norm.weight" {
                 *gradient = gradient.map(|_| 0.0);
+            }
+        }
+        for spec in &self.plan.parameters {
+            let gradient = &mut sum[&spec.name];
+            if !is_trained(&self.plan.config, spec) {
+                *gradient = gradient.map(|_| 0.0);
+            }
+            if let Some(stale) = &self.stale
+                && spec.expert.is_some()
+                && squares(gradient) == 0.0
+            {
+                *gradient = stale[&spec.name].clone();
             }
         }
         Ok(sum)
@@ -202,6 +264,9 @@ impl ReferenceEngine {
     ) {
         let optimizer = self.plan.config.optimizer;
         for spec in &self.plan.parameters {
+            if !is_trained(&self.plan.config, spec) && !self.is(Defect::FrozenRouterDecays) {
+                continue;
+            }
             let gradient = &gradients[&spec.name];
             let mut own = scale;
             if self.defect == Some(Defect::ClippedPerTensor) {
@@ -213,7 +278,7 @@ impl ReferenceEngine {
                 size.weight_decay = optimizer.weight_decay;
             }
             let clipped = gradient.map(|g| g * own);
-            let weight = Arc::make_mut(&mut self.policy[&spec.name]);
+            let weight = Arc::make_mut(&mut self.policy.weights[&spec.name]);
             self.optimizer
                 .update(&spec.name, weight, &clipped, &size, self.defect);
         }
@@ -228,27 +293,39 @@ impl Engine for ReferenceEngine {
         totals: &BatchTotals,
     ) -> Result<ForwardBackwardReport> {
         let began = Instant::now();
-        let mut report = ForwardBackwardReport::default();
+        let mut report = ForwardBackwardReport {
+            expert_tokens: no_expert_tokens(&self.plan.model),
+            ..ForwardBackwardReport::default()
+        };
         let mut outcome = Ok(());
-        for microbatch in batch.iter_microbatches() {
+        for mut microbatch in batch.iter_microbatches() {
+            // A rank that failed goes on with nothing, since the others may wait for it.
+            if outcome.is_err() {
+                microbatch = microbatch.select(&[]);
+            }
             let mut totals = totals.clone();
             if self.is(Defect::NormalisedPerMicrobatch) {
                 totals = BatchTotals::count(&microbatch);
                 totals.tokens = totals.tokens.max(1) * batch.num_microbatches() as u64;
                 totals.sequences = totals.sequences.max(1) * batch.num_microbatches() as u64;
             }
-            outcome = self.microbatch(&microbatch, objective, &totals, &mut report);
-            if outcome.is_err() {
-                break;
-            }
+            let ended = self.microbatch(&microbatch, objective, &totals, &mut report);
+            outcome = outcome.and(ended);
         }
         let outcome = self.world.agree("forward_backward", outcome);
         outcome.inspect_err(|_| self.gradients = None)?;
         if self.gradients.is_none() {
-            self.gradients = Some(zeros_like(&self.policy));
+            self.gradients = Some(zeros_like(&self.policy.weights));
         }
-        let own = report.loss;
+        let (own, alone) = (report.loss, report.expert_tokens.clone());
         report.all_reduce(&*self.world)?;
+        let counts = match self.is(Defect::BiasUpdatedAlone) {
+            true => alone,
+            false => report.expert_tokens.clone(),
+        };
+        let sums = self.expert_tokens.iter_mut().flatten();
+        sums.zip(counts.iter().flatten())
+            .for_each(|(sum, n)| *sum += n);
         if self.is(Defect::LossNotReduced) {
             report.loss = own;
         }
@@ -266,9 +343,9 @@ impl Engine for ReferenceEngine {
             entropy: request.entropy,
             log_probs_at: request.log_probs_at.as_deref(),
         };
-        let weights = self.weights(&request.weights)?;
+        let policy = self.weights(&request.weights)?;
         let spec = &self.plan.model;
-        Ok(Scored::new(spec, weights, batch, &selected, &wanted, self.defect)?.outputs())
+        Ok(Scored::new(spec, policy, batch, &selected, &wanted, self.defect)?.outputs())
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
@@ -281,6 +358,12 @@ impl Engine for ReferenceEngine {
         let mut report = decision.report;
         if let Some(scale) = decision.gradient_scale {
             self.update(&gradients, scale, divisor, report.learning_rate);
+            let rate = self.plan.config.moe.bias_update_rate;
+            self.policy.bias.update(rate, &self.expert_tokens);
+        }
+        self.expert_tokens = no_expert_tokens(&self.plan.model);
+        if self.is(Defect::IdleExpertsStale) {
+            self.stale = Some(gradients);
         }
         if !report.skipped || self.is(Defect::SkippedStepCounts) {
             self.step += 1;
@@ -292,6 +375,7 @@ impl Engine for ReferenceEngine {
     fn zero_grad(&mut self) -> Result<()> {
         if !self.is(Defect::AbortKeepsGradients) {
             self.gradients = None;
+            self.expert_tokens = no_expert_tokens(&self.plan.model);
         }
         Ok(())
     }
@@ -332,12 +416,12 @@ impl Engine for ReferenceEngine {
 
     fn memory(&self) -> MemoryReport {
         let bytes = |p: &Parameters| p.values().map(|w| 8 * w.data.len() as u64).sum::<u64>();
-        let parameters = bytes(&self.policy);
+        let parameters = bytes(&self.policy.weights);
         MemoryReport {
             parameters,
             gradients: self.gradients.as_ref().map_or(0, |_| parameters),
             optimizer: 2 * parameters,
-            snapshots: self.snapshots.values().map(bytes).sum(),
+            snapshots: self.snapshots.values().map(|p| bytes(&p.weights)).sum(),
             peak_activations: 0,
         }
     }

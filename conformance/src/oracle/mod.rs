@@ -10,10 +10,12 @@ mod model;
 mod ops;
 mod optimizer;
 mod plan;
+mod router;
 mod score;
 mod tape;
 mod weights;
 
 pub use backend::ReferenceBackend;
 pub use defect::Defect;
+pub(crate) use engine::ROUTER_MARGIN;
 pub(crate) use optimizer::{Element, StepSize};

@@ -9,38 +9,50 @@ use std::{ops::Range, sync::Arc};
 use drivetrain_core::{
     batch::Batch,
     model::{Family, LayerSpec, MlpSpec, ModelSpec, MoeSpec},
+    moe::ExpertBias,
 };
 use indexmap::IndexMap;
 
 use super::{
     defect::Defect,
     matrix::Matrix,
+    router::{Routed, top_k},
     tape::{Tape, Var},
 };
 
 /// Weights by Hugging Face name.
 pub(super) type Parameters = IndexMap<String, Arc<Matrix>>;
 
+/// What is trained: weights, and the selection bias of experts.
+#[derive(Debug, Clone)]
+pub(super) struct Policy {
+    pub(super) weights: Parameters,
+    pub(super) bias: ExpertBias,
+}
+
 /// A forward pass over a batch, up to the final norm.
 pub(super) struct Pass<'a> {
     spec: &'a ModelSpec,
+    bias: &'a ExpertBias,
     defect: Option<Defect>,
     sequences: Vec<Range<usize>>,
     positions: Vec<u32>,
     /// The weights on the tape.
     pub(super) parameters: IndexMap<String, Var>,
     pub(super) tape: Tape,
+    /// Layers with experts, in order.
+    pub(super) routed: Vec<Routed>,
 }
 
 impl<'a> Pass<'a> {
     pub(super) fn new(
         spec: &'a ModelSpec,
-        weights: &Parameters,
+        policy: &'a Policy,
         batch: &Batch,
         defect: Option<Defect>,
     ) -> Self {
         let mut tape = Tape::default();
-        let parameters = weights
+        let parameters = (policy.weights)
             .iter()
             .map(|(name, value)| (name.clone(), tape.leaf(value.clone())))
             .collect();
@@ -59,11 +71,13 @@ impl<'a> Pass<'a> {
         }
         Self {
             spec,
+            bias: &policy.bias,
             defect,
             sequences,
             positions,
             parameters,
             tape,
+            routed: Vec::new(),
         }
     }
 
@@ -77,6 +91,7 @@ impl<'a> Pass<'a> {
         let embedding = self.parameters["model.embed_tokens.weight"];
         let ids = tokens.iter().map(|&t| t as usize).collect();
         let mut x = self.tape.gather_rows(embedding, ids); // [T, D]
+        self.routed.clear();
         for index in 0..self.spec.num_layers() {
             x = self.layer(index, x);
         }
@@ -95,7 +110,7 @@ impl<'a> Pass<'a> {
         let x = self.tape.add(x, attended);
         let normed = self.norm(x, &format!("{prefix}post_attention_layernorm.weight"));
         let fed = match (layer.mlp, self.spec.moe) {
-            (MlpSpec::Moe, Some(moe)) => self.experts(&prefix, &moe, normed),
+            (MlpSpec::Moe, Some(moe)) => self.experts(index, &moe, normed),
             _ => {
                 let names = ["gate_proj", "up_proj", "down_proj"];
                 self.swiglu(&format!("{prefix}mlp."), names, normed)
@@ -218,9 +233,10 @@ impl<'a> Pass<'a> {
         tape.linear(product, down)
     }
 
-    /// Every token goes to the `k` experts of the largest router softmax, whose outputs are added with these
-    /// weights (renormalised to sum to 1 where the model says so).
-    fn experts(&mut self, prefix: &str, moe: &MoeSpec, x: Var) -> Var {
+    /// Every token goes to the `k` experts of the largest router softmax (and selection bias, where there is one),
+    /// whose outputs are added with these softmax values as weights (renormalised to sum to 1 where the model says so).
+    fn experts(&mut self, layer: usize, moe: &MoeSpec, x: Var) -> Var {
+        let prefix = format!("model.layers.{layer}.");
         let (block, names) = match self.spec.family {
             Family::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
             _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
@@ -228,13 +244,25 @@ impl<'a> Pass<'a> {
         let router = self.parameters[&format!("{prefix}{block}.gate.weight")];
         let logits = self.tape.linear(x, router); // [T, X]
         let probs = self.tape.softmax_where(logits, |_, _| true);
-        let chosen = top_k(self.tape.value(probs), moe.experts_per_token); // [T, k]
+        let scores = self.scores(layer, self.tape.value(probs));
+        let (chosen, margin) = top_k(&scores, moe.experts_per_token); // [T, k]
         let mut weights = self.tape.pick(probs, chosen.clone());
+        if self.is(Defect::BiasWeighsExperts) {
+            let biased = self.tape.leaf(Arc::new(scores));
+            weights = self.tape.pick(biased, chosen.clone());
+        }
         if moe.norm_topk_prob && !self.is(Defect::RouterNotRenormalised) {
             weights = self.tape.normalise_rows(weights);
         }
         let (rows, cols) = (self.tape.value(x).rows, self.tape.value(x).cols);
         let mut sum = self.tape.leaf(Arc::new(Matrix::zeros(rows, cols)));
+        self.routed.push(Routed {
+            layer,
+            logits,
+            probs,
+            chosen: chosen.clone(),
+            margin,
+        });
         for expert in 0..moe.num_experts {
             let visits: Vec<_> = (0..rows)
                 .filter_map(|r| Some((r, chosen[r].iter().position(|&c| c == expert)?)))
@@ -242,7 +270,11 @@ impl<'a> Pass<'a> {
             let (tokens, slots): (Vec<_>, Vec<_>) = visits.into_iter().unzip();
             let slots = slots.into_iter().map(|slot| vec![slot]).collect();
             let input = self.tape.gather_rows(x, tokens.clone());
-            let output = self.swiglu(&format!("{prefix}{block}.experts.{expert}."), names, input);
+            let mut own = expert;
+            if self.is(Defect::ExpertsRotated) {
+                own = (expert + 1) % moe.num_experts;
+            }
+            let output = self.swiglu(&format!("{prefix}{block}.experts.{own}."), names, input);
             let factors = self.tape.gather_rows(weights, tokens.clone());
             let factors = self.tape.pick(factors, slots); // [n, 1]
             let output = self.tape.scale_rows(output, factors);
@@ -252,20 +284,21 @@ impl<'a> Pass<'a> {
         sum
     }
 
+    /// What experts are chosen by.
+    fn scores(&self, layer: usize, probs: &Matrix) -> Matrix {
+        let mut scores = probs.clone();
+        if let Some(bias) = self.bias.of(layer)
+            && !self.is(Defect::BiasIgnored)
+        {
+            for r in 0..scores.rows {
+                let row = scores.row_mut(r).iter_mut();
+                row.zip(bias).for_each(|(p, b)| *p += b);
+            }
+        }
+        scores
+    }
+
     fn is(&self, defect: Defect) -> bool {
         self.defect == Some(defect)
     }
-}
-
-/// Columns of the k largest values of each row; of equal ones the first.
-fn top_k(x: &Matrix, k: usize) -> Vec<Vec<usize>> {
-    (0..x.rows)
-        .map(|r| {
-            let row = x.row(r);
-            let mut order: Vec<_> = (0..x.cols).collect();
-            order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
-            order.truncate(k);
-            order
-        })
-        .collect()
 }

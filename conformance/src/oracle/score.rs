@@ -13,8 +13,9 @@ use indexmap::IndexMap;
 use super::{
     defect::Defect,
     matrix::Matrix,
-    model::{Parameters, Pass},
-    tape::Var,
+    model::{Parameters, Pass, Policy},
+    router::Routed,
+    tape::{Tape, Var},
 };
 
 /// What is to be computed for each scored token.
@@ -40,14 +41,14 @@ impl<'a> Scored<'a> {
     /// Scores the `selected` tokens, none of which is the first of its sequence.
     pub(super) fn new(
         spec: &'a ModelSpec,
-        weights: &Parameters,
+        policy: &'a Policy,
         batch: &Batch,
         selected: &[bool],
         wanted: &Wanted<'_>,
         defect: Option<Defect>,
     ) -> Result<Self> {
         let rows: Vec<_> = (0..batch.num_tokens()).filter(|&t| selected[t]).collect();
-        let mut pass = Pass::new(spec, weights, batch, defect);
+        let mut pass = Pass::new(spec, policy, batch, defect);
         let before = rows.iter().map(|t| t - 1).collect();
         let all = pass.log_probs_after(batch.tokens(), before, wanted.temperature); // [n, V]
         let targets = rows
@@ -100,13 +101,24 @@ impl<'a> Scored<'a> {
         }
     }
 
-    /// The gradient of every parameter; zeros where nothing reached it.
-    pub(super) fn backward(self, value: &ObjectiveValue) -> IndexMap<String, Matrix> {
+    /// The routing of the pass, and the tape that its values are on.
+    pub(super) fn routing(&self) -> (&Tape, &[Routed]) {
+        (&self.pass.tape, &self.pass.routed)
+    }
+
+    /// The gradient of every parameter, from the objective's derivatives and those of the router's losses; zeros where
+    /// nothing reached it.
+    pub(super) fn backward(
+        self,
+        value: &ObjectiveValue,
+        router: Vec<(Var, Matrix)>,
+    ) -> IndexMap<String, Matrix> {
         let chosen = |all: &[f64], k: usize| {
             let data = self.rows.iter().flat_map(|&t| &all[t * k..(t + 1) * k]);
             Matrix::new(self.rows.len(), k, data.copied().collect())
         };
-        let mut seeds = vec![(self.log_probs, chosen(&value.d_log_probs, 1))];
+        let mut seeds = router;
+        seeds.push((self.log_probs, chosen(&value.d_log_probs, 1)));
         if let (Some(var), Some(d)) = (self.entropy, &value.d_entropy) {
             seeds.push((var, chosen(d, 1)));
         }

@@ -6,12 +6,18 @@ use drivetrain_core::{
     DType, Result,
     engine::Weights,
     model::{ParameterKind, ParameterSpec},
+    moe::ExpertBias,
     weights::{Masters, Streamer, WeightSink, WeightSource},
 };
 use half::bf16;
 use indexmap::IndexMap;
 
-use super::{defect::Defect, engine::ReferenceEngine, matrix::Matrix, model::Parameters};
+use super::{
+    defect::Defect,
+    engine::ReferenceEngine,
+    matrix::Matrix,
+    model::{Parameters, Policy},
+};
 
 /// Reads every parameter, or fails with nothing changed.
 pub(super) fn read(specs: &[ParameterSpec], source: &dyn WeightSource) -> Result<Parameters> {
@@ -31,15 +37,18 @@ pub(super) fn import(
     let specs = specs(engine);
     let read = read(&specs, source);
     let mut weights = engine.world.agree("import_weights", read)?;
+    let bias = ExpertBias::zeros(&engine.plan.model);
     if engine.is(Defect::ImportSkipsNorms) {
         for spec in specs.iter().filter(|s| s.kind == ParameterKind::Norm) {
-            weights[&spec.name] = engine.policy[&spec.name].clone();
+            weights[&spec.name] = engine.policy.weights[&spec.name].clone();
         }
     }
     match which {
-        Weights::Policy => engine.policy = weights,
+        Weights::Policy => engine.policy = Policy { weights, bias },
         Weights::Tag(tag) => {
-            engine.snapshots.insert(tag.clone(), weights);
+            engine
+                .snapshots
+                .insert(tag.clone(), Policy { weights, bias });
         }
     }
     Ok(())
@@ -50,7 +59,7 @@ pub(super) fn export(
     which: &Weights,
     sink: &mut dyn WeightSink,
 ) -> Result<()> {
-    let weights = engine.weights(which)?;
+    let weights = &engine.weights(which)?.weights;
     let rounded = engine.is(Defect::ExportRounded);
     stream(engine, sink, |name| {
         let values = weights[name].data.as_slice();

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use drivetrain_core::{
     Result, Severity,
-    config::check_job,
+    config::{MoeConfig, check_job},
     engine::{Backend, Capability},
     model::ModelSpec,
 };
@@ -36,6 +36,8 @@ pub struct Needs {
     pub layout: Layout,
     /// And other layouts that it runs.
     pub also: Vec<Layout>,
+    /// What its jobs say of experts.
+    pub moe: MoeConfig,
     /// Entropy, forward and backward.
     pub entropy: bool,
     /// Log-probs at given ids.
@@ -107,6 +109,7 @@ impl Needs {
         let subject = Subject {
             backend: backend.clone(),
             settings: super::Settings::default(),
+            moe: self.moe,
         };
         let layouts = || std::iter::once(&self.layout).chain(&self.also);
         let jobs = self.models.iter().flat_map(|model| {
@@ -143,7 +146,7 @@ impl Case {
     /// # Errors
     /// What the backend returned where it should not have, or `Parity`.
     pub fn run(&self, subject: &Subject, findings: &mut Findings) -> Result<()> {
-        (self.run)(subject, findings)?;
+        (self.run)(&subject.with_moe(self.needs.moe), findings)?;
         findings.verdict()
     }
 }

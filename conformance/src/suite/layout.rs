@@ -1,8 +1,9 @@
 //! How a case's work is laid out: ranks, micro-batches, recomputation.
 
 use drivetrain_core::{
-    config::{JobSpec, ParallelConfig, RecomputeConfig, RecomputeModule},
-    engine::Capability,
+    DType,
+    config::{JobSpec, LoadBalancing, MoeConfig, ParallelConfig, RecomputeConfig, RecomputeModule},
+    engine::{Capability, Moe},
     plan::MicrobatchLimit,
 };
 
@@ -133,5 +134,46 @@ pub(super) const CLAIMS: &[LayoutClaim] = &[
         name: "recompute.selective",
         claimed: |c| c.recompute.selective,
         used: |l| !l.modules.is_empty(),
+    },
+];
+
+/// Something a backend may claim of experts, which only some settings put to work.
+pub(super) struct MoeClaim {
+    pub(super) name: &'static str,
+    pub(super) claimed: fn(&Moe) -> bool,
+    pub(super) used: fn(&MoeConfig) -> bool,
+}
+
+/// All of them.
+pub(super) const MOE_CLAIMS: &[MoeClaim] = &[
+    MoeClaim {
+        name: "moe.sequence_balancing",
+        claimed: |m| m.sequence_balancing,
+        used: |m| m.load_balancing == Some(LoadBalancing::Sequence),
+    },
+    MoeClaim {
+        name: "moe.global_balancing",
+        claimed: |m| m.global_balancing,
+        used: |m| m.load_balancing == Some(LoadBalancing::Global),
+    },
+    MoeClaim {
+        name: "moe.z_loss",
+        claimed: |m| m.z_loss,
+        used: |m| m.z_loss_coefficient > 0.0,
+    },
+    MoeClaim {
+        name: "moe.expert_bias",
+        claimed: |m| m.expert_bias,
+        used: |m| m.bias_update_rate > 0.0,
+    },
+    MoeClaim {
+        name: "moe.frozen_router",
+        claimed: |m| m.frozen_router,
+        used: |m| m.frozen_router,
+    },
+    MoeClaim {
+        name: "moe.router_f64",
+        claimed: |m| m.router_f64,
+        used: |m| m.router_dtype == DType::F64,
     },
 ];

@@ -115,11 +115,13 @@ impl Suite {
         for backend in &self.backends {
             let mut selected = 0;
             let mut claims = self.claims(backend);
+            let mut experts = self.claims_of_experts(backend);
             for case in self.cases() {
                 match case.needs.unmet(backend) {
                     None => {
                         selected += 1;
                         claims.retain(|claim| !(claim.used)(&case.needs.layout));
+                        experts.retain(|claim| !(claim.used)(&case.needs.moe));
                         trials.push(trial(case, backend, args.settings, reports.clone()));
                     }
                     Some(reason) => {
@@ -128,8 +130,10 @@ impl Suite {
                     }
                 }
             }
-            outcome.unjudged.extend(claims.iter().map(|claim| {
-                let (name, claim) = (backend.name(), claim.name);
+            let unjudged = claims.iter().map(|c| c.name);
+            let unjudged = unjudged.chain(experts.iter().map(|c| c.name));
+            outcome.unjudged.extend(unjudged.map(|claim| {
+                let name = backend.name();
                 format!("{name} claims {claim}, and no case was selected that puts it to work")
             }));
             if selected < self.at_least {
@@ -178,6 +182,13 @@ impl Suite {
         layout::CLAIMS.iter().filter(claimed).collect()
     }
 
+    /// The same of what it claims about experts.
+    fn claims_of_experts(&self, backend: &Arc<dyn Backend>) -> Vec<&'static layout::MoeClaim> {
+        let moe = backend.capability().moe.unwrap_or_default();
+        let claimed = |claim: &&layout::MoeClaim| self.groups.is_empty() && (claim.claimed)(&moe);
+        layout::MOE_CLAIMS.iter().filter(claimed).collect()
+    }
+
     fn cases(&self) -> Vec<Case> {
         let mut cases = cases::all(&self.backends);
         cases.retain(|case| {
@@ -196,6 +207,7 @@ fn trial(
     let subject = Subject {
         backend: backend.clone(),
         settings,
+        moe: case.needs.moe,
     };
     let name = format!("{}::{}", backend.name(), case.name);
     Trial::test(name, move || {

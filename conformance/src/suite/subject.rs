@@ -6,7 +6,7 @@ use drivetrain_core::{
     DType, Result,
     batch::Batch,
     communicator::Intercepted,
-    config::{JobConfig, JobSpec},
+    config::{JobConfig, JobSpec, MoeConfig},
     engine::{Backend, Guarded, WeightInit, build_engine},
     launch::run_ranks,
     model::ModelSpec,
@@ -44,6 +44,8 @@ pub struct Subject {
     pub backend: Arc<dyn Backend>,
     /// Settings of this run of the suite.
     pub settings: Settings,
+    /// What its jobs say of experts.
+    pub moe: MoeConfig,
 }
 
 /// One rank of a running engine.
@@ -75,6 +77,16 @@ impl Subject {
         Self {
             backend: Arc::new(backend),
             settings: Settings::default(),
+            moe: MoeConfig::default(),
+        }
+    }
+
+    /// The same backend, with jobs that say this of experts.
+    #[must_use]
+    pub fn with_moe(&self, moe: MoeConfig) -> Self {
+        Self {
+            moe,
+            ..self.clone()
         }
     }
 
@@ -84,6 +96,7 @@ impl Subject {
         Self {
             backend,
             settings: self.settings,
+            moe: self.moe,
         }
     }
 
@@ -109,6 +122,7 @@ impl Subject {
         }))
         .expect("these keys are the required ones of a job");
         config.precision.compute = self.compute();
+        config.moe = self.moe;
         JobSpec {
             config,
             model: model.clone(),

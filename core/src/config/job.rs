@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::sections::{
     BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, MoeConfig, ObjectiveConfig,
-    OptimizerConfig, Overlong, ParallelConfig, PrecisionConfig, RecomputeConfig, ScheduleConfig, ValidationConfig,
+    OptimizerConfig, Overlong, ParallelConfig, PrecisionConfig, RecomputeConfig, ScheduleConfig,
+    ValidationConfig,
 };
 use crate::{Error, ErrorKind, Result, mesh::DeviceMesh, model::ModelSpec};
 

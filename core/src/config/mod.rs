@@ -14,6 +14,7 @@ pub(crate) use rules::judge_job;
 pub use rules::{check_job, rule_list};
 pub use sections::{
     BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, KlEstimator, LoadBalancing,
-    LossAggregation, MoeConfig, ObjectiveConfig, ObjectiveKind, OptimizerConfig, Overlong, ParallelConfig, PrecisionConfig,
-    RecomputeConfig, RecomputeModule, ScheduleConfig, ScheduleKind, ValidationConfig,
+    LossAggregation, MoeConfig, ObjectiveConfig, ObjectiveKind, OptimizerConfig, Overlong,
+    ParallelConfig, PrecisionConfig, RecomputeConfig, RecomputeModule, ScheduleConfig,
+    ScheduleKind, ValidationConfig,
 };

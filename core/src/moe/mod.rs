@@ -173,7 +173,8 @@ impl ExpertBias {
         };
         let read: Option<Vec<Vec<f64>>> = serde_json::from_value(value.clone()).ok();
         let same = |read: &Vec<Vec<f64>>| {
-            read.len() == zeros.0.len() && read.iter().zip(&zeros.0).all(|(a, b)| a.len() == b.len())
+            read.len() == zeros.0.len()
+                && read.iter().zip(&zeros.0).all(|(a, b)| a.len() == b.len())
         };
         read.filter(same).map(Self).ok_or_else(|| {
             let message = "the selection bias of experts is of another model";

@@ -105,7 +105,9 @@ fn a_sequence_without_a_scored_token_counts_nowhere() {
     builder.push(&[1, 2, 3], Some(&[false; 3])).unwrap();
     builder.push(&[4, 5], None).unwrap();
     builder.push(&[6], None).unwrap();
-    builder.push(&[1, 2, 3], Some(&[false, false, true])).unwrap();
+    builder
+        .push(&[1, 2, 3], Some(&[false, false, true]))
+        .unwrap();
     let counted = CountedTokens::new(&builder.build().unwrap());
     assert_eq!(counted.lengths, [2, 3]);
     assert_eq!(counted.num_tokens(), 5);
