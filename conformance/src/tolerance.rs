@@ -7,7 +7,7 @@
 //! | log-probs | `u sqrt(path)` of the largest magnitude, at least 1, and `u sqrt(V)` | rounding errors add like a random walk along the chain of dot products (Higham and Mary 2019); the sum over the vocabulary is of positive terms, and the logarithm turns its relative error into an absolute one |
 //! | gradients | `u sqrt(3 (path + V)) sqrt(2 ln N)` of the largest magnitude in the tensor's layer | forward, backward and the product that makes the gradient; the worst of N elements, all parameters', is that many standard deviations out; rounding is relative to what flows through the layer, of which a tensor's own gradient may be a small difference (softmax's backward subtracts: q and k of a sequence of one scored token get exactly 0) |
 //! | entropy | log-probs' times `ln V` | `dH = -sum p (log p + H) d logit`, and `log p + H` averages below `ln V` |
-//! | nearest choice of experts | 4 times a log-prob's, at least | a choice changes where two softmax values cross; each is off by at most half of what a router's logit is, and those logits lie on the way to the head's; 4 for "far" |
+//! | nearest choice of experts | 4 times a log-prob's, at least | a choice changes where two router logits cross, each of which is off as those of the head are, to which they are on the way; relative to the largest of its token; 4 for "far" |
 //! | router losses | twice a log-prob's of the loss, or of its root for the z-loss, a square | softmax values are off by up to twice a logit's error, relative |
 //! | loss | log-probs' times the sum of `abs(d loss / d log_prob)`, entropy's likewise | the chain rule |
 //! | grad_norm | 2-norm of the gradients' tolerances, over all elements | the triangle inequality |
@@ -95,7 +95,7 @@ impl Tolerances {
         }
     }
 
-    /// How near to another a choice of experts may be, in the softmax's units.
+    /// How near to another a choice of experts may be, relative to the largest router logit or softmax and bias.
     pub fn margin(&self) -> f64 {
         4.0 * self.log_prob
     }

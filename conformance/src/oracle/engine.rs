@@ -31,7 +31,7 @@ use super::{
     weights,
 };
 
-/// A metric of the oracle alone: how far, in the softmax's units, the nearest choice of experts is from another.
+/// A metric of the oracle alone: how far the nearest choice of experts is from another.
 pub(crate) const ROUTER_MARGIN: &str = "router_margin";
 
 /// One rank: every rank holds all of the model and computes its share of the batch.

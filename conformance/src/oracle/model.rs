@@ -16,7 +16,7 @@ use indexmap::IndexMap;
 use super::{
     defect::Defect,
     matrix::Matrix,
-    router::{Routed, top_k},
+    router::{Routed, margin, top_k},
     tape::{Tape, Var},
 };
 
@@ -245,7 +245,10 @@ impl<'a> Pass<'a> {
         let logits = self.tape.linear(x, router); // [T, X]
         let probs = self.tape.softmax_where(logits, |_, _| true);
         let scores = self.scores(layer, self.tape.value(probs));
-        let (chosen, margin) = top_k(&scores, moe.experts_per_token); // [T, k]
+        let chosen = top_k(&scores, moe.experts_per_token); // [T, k]
+        let unbiased = self.bias.of(layer).is_none();
+        let logits_alone = unbiased.then(|| self.tape.value(logits));
+        let margin = margin(&scores, logits_alone, moe.experts_per_token);
         let mut weights = self.tape.pick(probs, chosen.clone());
         if self.is(Defect::BiasWeighsExperts) {
             let biased = self.tape.leaf(Arc::new(scores));

@@ -11,6 +11,8 @@ use drivetrain_core::{
     moe::{CountedTokens, RouterLosses},
 };
 
+use crate::compare::largest;
+
 use super::{
     defect::Defect,
     matrix::Matrix,
@@ -27,7 +29,7 @@ pub(super) struct Routed {
     pub(super) probs: Var,
     /// `[T, k]`.
     pub(super) chosen: Vec<Vec<usize>>,
-    /// How much larger the last chosen expert's score is than the next one's, over all tokens.
+    /// See [`margin`].
     pub(super) margin: f64,
 }
 
@@ -236,19 +238,38 @@ fn softmax(row: &mut [f64]) {
     row.iter_mut().for_each(|x| *x /= sum);
 }
 
-/// Columns of the k largest scores of each row, of equal ones the first; and the least distance of a chosen one to
-/// the next.
-pub(super) fn top_k(scores: &Matrix, k: usize) -> (Vec<Vec<usize>>, f64) {
-    let mut margin = f64::INFINITY;
-    let chosen = (0..scores.rows).map(|r| {
-        let row = scores.row(r);
-        let mut order: Vec<_> = (0..scores.cols).collect();
-        order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
-        if let Some(&next) = order.get(k) {
-            margin = margin.min(row[order[k - 1]] - row[next]);
-        }
-        order.truncate(k);
-        order
-    });
-    (chosen.collect(), margin)
+/// Columns of the k largest scores of each row, of equal ones the first.
+pub(super) fn top_k(scores: &Matrix, k: usize) -> Vec<Vec<usize>> {
+    (0..scores.rows)
+        .map(|r| {
+            let mut order = by_score(scores.row(r));
+            order.truncate(k);
+            order
+        })
+        .collect()
+}
+
+/// How far the choices are from others: the least distance, over all rows, of the last chosen expert's score to the next
+/// one's. Without a bias scores are logits, as parts of the row's largest: that is what they are rounded by.
+pub(super) fn margin(scores: &Matrix, logits: Option<&Matrix>, k: usize) -> f64 {
+    let of_row = |r: usize| {
+        let order = by_score(scores.row(r));
+        let (last, next) = (order[k - 1], *order.get(k)?);
+        Some(match logits {
+            None => scores.row(r)[last] - scores.row(r)[next],
+            Some(logits) => {
+                let row = logits.row(r);
+                (row[last] - row[next]) / largest(row).max(1.0)
+            }
+        })
+    };
+    (0..scores.rows)
+        .filter_map(of_row)
+        .fold(f64::INFINITY, f64::min)
+}
+
+fn by_score(row: &[f64]) -> Vec<usize> {
+    let mut order: Vec<_> = (0..row.len()).collect();
+    order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+    order
 }
