@@ -95,7 +95,7 @@ impl Tolerances {
         }
     }
 
-    /// How near to another a choice of experts may be, relative to the largest router logit or softmax and bias.
+    /// How near to another a choice of experts may be, relative to what its scores are rounded by.
     pub fn margin(&self) -> f64 {
         4.0 * self.log_prob
     }

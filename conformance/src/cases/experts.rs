@@ -42,10 +42,10 @@ fn global() -> MoeConfig {
     }
 }
 
-/// A selection bias that moves far enough to change choices.
+/// A selection bias that moves far enough to change choices: further than any two softmax values are apart.
 pub(super) fn bias() -> MoeConfig {
     MoeConfig {
-        bias_update_rate: 0.0625,
+        bias_update_rate: 1.0,
         ..MoeConfig::default()
     }
 }
@@ -243,7 +243,7 @@ fn steered(model: &ModelSpec, seed: u64) -> Result<MemoryWeights> {
                 }
             }
             ParameterKind::Router => {
-                for (row, pull) in values.chunks_exact_mut(d).zip([6.0, 2.0, -2.0, -6.0]) {
+                for (row, pull) in values.chunks_exact_mut(d).zip([12.0, 4.0, -4.0, -12.0]) {
                     row.iter_mut()
                         .for_each(|w| *w = f64::from((*w / 8.0) as f32));
                     row[0] = pull;

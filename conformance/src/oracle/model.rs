@@ -16,7 +16,7 @@ use indexmap::IndexMap;
 use super::{
     defect::Defect,
     matrix::Matrix,
-    router::{Routed, margin, top_k},
+    router::{Routed, Scores, top_k},
     tape::{Tape, Var},
 };
 
@@ -246,9 +246,12 @@ impl<'a> Pass<'a> {
         let probs = self.tape.softmax_where(logits, |_, _| true);
         let scores = self.scores(layer, self.tape.value(probs));
         let chosen = top_k(&scores, moe.experts_per_token); // [T, k]
-        let unbiased = self.bias.of(layer).is_none();
-        let logits_alone = unbiased.then(|| self.tape.value(logits));
-        let margin = margin(&scores, logits_alone, moe.experts_per_token);
+        let compared = Scores {
+            logits: self.tape.value(logits),
+            probs: self.tape.value(probs),
+            biased: self.bias.of(layer).is_some().then_some(&scores),
+        };
+        let margin = compared.margin(moe.experts_per_token);
         let mut weights = self.tape.pick(probs, chosen.clone());
         if self.is(Defect::BiasWeighsExperts) {
             let biased = self.tape.leaf(Arc::new(scores));

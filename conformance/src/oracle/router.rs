@@ -29,7 +29,7 @@ pub(super) struct Routed {
     pub(super) probs: Var,
     /// `[T, k]`.
     pub(super) chosen: Vec<Vec<usize>>,
-    /// See [`margin`].
+    /// See [`Scores::margin`].
     pub(super) margin: f64,
 }
 
@@ -249,23 +249,38 @@ pub(super) fn top_k(scores: &Matrix, k: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// How far the choices are from others: the least distance, over all rows, of the last chosen expert's score to the next
-/// one's. Without a bias scores are logits, as parts of the row's largest: that is what they are rounded by.
-pub(super) fn margin(scores: &Matrix, logits: Option<&Matrix>, k: usize) -> f64 {
-    let of_row = |r: usize| {
-        let order = by_score(scores.row(r));
-        let (last, next) = (order[k - 1], *order.get(k)?);
-        Some(match logits {
-            None => scores.row(r)[last] - scores.row(r)[next],
-            Some(logits) => {
-                let row = logits.row(r);
-                (row[last] - row[next]) / largest(row).max(1.0)
-            }
-        })
-    };
-    (0..scores.rows)
-        .filter_map(of_row)
-        .fold(f64::INFINITY, f64::min)
+/// What experts are chosen by, each `[T, X]`.
+pub(super) struct Scores<'a> {
+    pub(super) logits: &'a Matrix,
+    pub(super) probs: &'a Matrix,
+    /// Softmax and bias; `None` where there is none.
+    pub(super) biased: Option<&'a Matrix>,
+}
+
+impl Scores<'_> {
+    /// How far the choices of k experts are from others, in units of what they are rounded by: the least distance, over
+    /// all tokens, of the last chosen expert's score to the next one's. Logits are rounded as parts of the token's
+    /// largest; softmax values as parts of themselves, and with a bias once more, by their last digit, which is far
+    /// less than what a chain of products leaves.
+    pub(super) fn margin(&self, k: usize) -> f64 {
+        const LAST_DIGIT: f64 = 1.0 / 64.0;
+        let of_row = |r: usize| {
+            let row = self.biased.unwrap_or(self.logits).row(r);
+            let order = by_score(row);
+            let (last, next) = (order[k - 1], *order.get(k)?);
+            let probs = self.probs.row(r);
+            let unit = match self.biased {
+                None => largest(row).max(1.0),
+                Some(_) => {
+                    let digits = LAST_DIGIT * (row[last].abs() + row[next].abs());
+                    probs[last] + probs[next] + digits
+                }
+            };
+            Some((row[last] - row[next]) / unit)
+        };
+        let rows = 0..self.logits.rows;
+        rows.filter_map(of_row).fold(f64::INFINITY, f64::min)
+    }
 }
 
 fn by_score(row: &[f64]) -> Vec<usize> {
