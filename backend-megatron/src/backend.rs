@@ -7,8 +7,8 @@ use drivetrain_core::{
     communicator::Communicator,
     config::JobSpec,
     engine::{
-        Backend, Capability, ContextParallel, DataParallel, Engine, PipelineParallel,
-        RecomputeCapability, TensorParallel, WeightInit,
+        Backend, Capability, ContextParallel, DataParallel, Engine, ExpertParallel, Moe,
+        PipelineParallel, RecomputeCapability, TensorParallel, WeightInit,
     },
     model::Family,
     plan::TrainPlan,
@@ -32,6 +32,8 @@ impl Backend for Megatron {
                 Family::Mistral,
                 Family::Qwen2,
                 Family::Qwen3,
+                Family::Mixtral,
+                Family::Qwen3Moe,
             ]),
             compute: vec![DType::F32],
             reduce: vec![DType::F32],
@@ -45,6 +47,17 @@ impl Backend for Megatron {
                 replicated_kv_heads: true,
             }),
             pipeline_parallel: Some(PipelineParallel { interleaved: true }),
+            expert_parallel: Some(ExpertParallel {
+                expert_tensor: true,
+            }),
+            moe: Some(Moe {
+                sequence_balancing: true,
+                global_balancing: true,
+                z_loss: true,
+                expert_bias: true,
+                frozen_router: true,
+                router_f64: true,
+            }),
             context_parallel: Some(ContextParallel {}),
             recompute: RecomputeCapability {
                 selective: true,

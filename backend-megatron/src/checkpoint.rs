@@ -5,12 +5,14 @@ use drivetrain_core::{
     checkpoint::{
         StatePiece, StateReader, StateSlot, StateWriter, read_into, read_step, write_step,
     },
+    model::ModelSpec,
+    moe::ExpertBias,
 };
 
 use crate::{
     data_parallel::DataParallel,
     optimizer::Optimizer,
-    weights::{Buffers, Layout},
+    weights::{Buffers, Layout, Policy},
 };
 
 /// Writes this rank's pieces and the step; the caller finishes the writer.
@@ -20,14 +22,14 @@ use crate::{
 pub(crate) fn save(
     layout: &Layout,
     data: &DataParallel,
-    params: &Buffers,
+    policy: &Policy,
     optimizer: &Optimizer,
     writer: &mut dyn StateWriter,
 ) -> Result<()> {
     for region in 0..data.num_regions() {
         let own = data.own(region);
         let [m, v] = &optimizer.moments[region];
-        let weights = &params.bucket(data.region(region).bucket)[own.clone()];
+        let weights = &policy.params.bucket(data.region(region).bucket)[own.clone()];
         for piece in layout.pieces(region, own.clone()) {
             let spec = &layout.parameters()[piece.parameter];
             let local = piece.range.start - own.start..piece.range.end - own.start;
@@ -46,13 +48,14 @@ pub(crate) fn save(
             }
         }
     }
+    policy.bias.write(writer)?;
     write_step(writer, optimizer.step)
 }
 
 /// What was saved, for this rank: the weights it holds, its shares of the moments, and the step.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    pub(crate) params: Buffers,
+    pub(crate) policy: Policy,
     pub(crate) moments: Vec<[Vec<f32>; 2]>,
     pub(crate) step: u64,
 }
@@ -62,19 +65,22 @@ pub(crate) struct Loaded {
 /// # Errors
 /// The reader's.
 pub(crate) fn load(
-    layout: &Layout,
+    (model, layout): (&ModelSpec, &Layout),
     data: &DataParallel,
     reader: &dyn StateReader,
 ) -> Result<Loaded> {
     let step = read_step(reader)?;
     let mut loaded = Loaded {
-        params: Buffers::zeros(layout),
+        policy: Policy {
+            params: Buffers::zeros(layout),
+            bias: ExpertBias::read(model, reader)?,
+        },
         moments: Optimizer::zero_moments(data),
         step,
     };
     for (bucket, part) in layout.parts() {
         let name = &layout.parameters()[part.parameter].name;
-        let target = &mut loaded.params.bucket_mut(bucket)[part.range.clone()];
+        let target = &mut loaded.policy.params.bucket_mut(bucket)[part.range.clone()];
         read_into(reader, name, StateSlot::Weight, &part.runs, target)?;
     }
     for region in 0..data.num_regions() {

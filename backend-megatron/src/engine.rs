@@ -11,6 +11,7 @@ use drivetrain_core::{
         Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
         WeightInit, Weights,
     },
+    moe::{ExpertBias, RouterLosses, no_expert_tokens},
     objective::{Objective, TokenOutputs},
     optim,
     plan::{Holdings, PipelineSchedule, TrainPlan},
@@ -23,14 +24,14 @@ use crate::{
     data_parallel::{DataParallel, Gradients, Reduction, Slots},
     microbatch::{Goal, Microbatch},
     model::Model,
-    modules::{HeadRequest, RopeTables},
+    modules::{HeadRequest, RopeTables, RouterGoal},
     optimizer::Optimizer,
     packed::Packed,
     pass::{Means, Pass},
     pipeline_parallel::PipelineShape,
-    ranks::{RankShape, Ranks},
+    ranks::Ranks,
     score,
-    weights::{self, Buffers},
+    weights::{self, Buffers, Policy},
     workspace::Workspace,
 };
 
@@ -45,10 +46,12 @@ pub(crate) struct MegatronEngine {
     workspace: Workspace,
     rope: RopeTables,
     data: DataParallel,
-    params: Buffers,
+    policy: Policy,
     grads: Gradients,
+    /// Counted tokens of each expert in the open step, by layer.
+    expert_tokens: Vec<Vec<u64>>,
     optimizer: Optimizer,
-    snapshots: BTreeMap<String, Buffers>,
+    snapshots: BTreeMap<String, Policy>,
 }
 
 impl MegatronEngine {
@@ -62,7 +65,7 @@ impl MegatronEngine {
         init: WeightInit<'_>,
     ) -> Result<Self> {
         let model = Model::new(plan, world.rank())?;
-        let ranks = Ranks::new(&**world, &plan.mesh, RankShape::new(plan, world.rank()))?;
+        let ranks = Ranks::new(&**world, plan)?;
         let data = DataParallel::new(&**world, &model.layout)?;
         let params = match init {
             WeightInit::Seed(seed) => {
@@ -81,7 +84,11 @@ impl MegatronEngine {
             plan: plan.clone(),
             world: world.clone(),
             ranks,
-            params,
+            policy: Policy {
+                params,
+                bias: ExpertBias::zeros(&plan.model),
+            },
+            expert_tokens: no_expert_tokens(&plan.model),
             model,
             data,
         })
@@ -106,10 +113,20 @@ impl MegatronEngine {
         let schedule = PipelineSchedule::of(self.plan.schedule, stage, stages, count)?;
         let mut slots = Slots::new(&self.data, &self.workspace);
         let reduction = Reduction::new(&self.data, &self.model.layout, &mut slots);
-        let goal = Goal { objective, totals };
+        let losses = RouterLosses::new(&self.plan.config, &self.plan.model);
+        let router = RouterGoal {
+            model: &self.plan.model,
+            losses: &losses,
+            totals,
+        };
+        let goal = Goal {
+            objective,
+            totals,
+            router,
+        };
         let means = Means {
             model: &self.model,
-            params: &self.params,
+            policy: &self.policy,
             cpu: self.cpu,
             workspace: &self.workspace,
             rope: &self.rope,
@@ -124,7 +141,16 @@ impl MegatronEngine {
         self.grads.absorb(self.cpu, &self.data, slots, ran)?;
         let mut report = self.world.agree("forward_backward", outcome)?;
         self.ranks.all_reduce(&mut report)?;
+        let counts = report.expert_tokens.iter().flatten();
+        let sums = self.expert_tokens.iter_mut().flatten();
+        sums.zip(counts).for_each(|(sum, n)| *sum += n);
         Ok(report)
+    }
+
+    /// Drops the open step.
+    fn clear(&mut self) {
+        self.grads.clear();
+        self.expert_tokens = no_expert_tokens(&self.plan.model);
     }
 
     /// The share's micro-batches, of each the tokens that `scored` says.
@@ -136,7 +162,8 @@ impl MegatronEngine {
                 let packed = Packed::new(&batch, &scored(&batch), context, tensor.size);
                 self.rope.cover(&self.plan.model, packed.num_positions());
                 Microbatch {
-                    active: packed.any_scored,
+                    // Whoever has experts may be waited for by those who have none of their own.
+                    active: packed.any_scored || self.ranks.experts.is_some(),
                     accumulate: false,
                     batch,
                     packed,
@@ -149,9 +176,9 @@ impl MegatronEngine {
         Holdings::new(&self.plan.model, &self.plan.mesh, &self.plan.stages)
     }
 
-    fn weights(&self, which: &Weights) -> Result<&Buffers> {
+    fn policy(&self, which: &Weights) -> Result<&Policy> {
         match which {
-            Weights::Policy => Ok(&self.params),
+            Weights::Policy => Ok(&self.policy),
             Weights::Tag(tag) => self.snapshots.get(tag).ok_or_else(|| {
                 // The guard knows the tags.
                 Error::new(ErrorKind::Defect, "find_snapshot", "no such snapshot").with("tag", tag)
@@ -171,7 +198,7 @@ impl Engine for MegatronEngine {
         let mut outcome = self.accumulate(batch, objective, totals);
         match &mut outcome {
             Ok(report) => report.seconds = started.elapsed().as_secs_f64(),
-            Err(_) => self.grads.clear(),
+            Err(_) => self.clear(),
         }
         outcome
     }
@@ -184,7 +211,7 @@ impl Engine for MegatronEngine {
         let microbatches = self.microbatches(batch, Batch::predicted);
         let means = Means {
             model: &self.model,
-            params: self.weights(&request.weights)?,
+            policy: self.policy(&request.weights)?,
             cpu: self.cpu,
             workspace: &self.workspace,
             rope: &self.rope,
@@ -201,20 +228,22 @@ impl Engine for MegatronEngine {
             self.cpu,
             &*self.world,
             (&self.model.layout, &self.data),
-            &mut self.params,
+            &mut self.policy.params,
             &self.grads,
             options,
         )?;
-        self.grads.clear();
         if !report.skipped {
-            let gathered = self.data.gather(&self.workspace, &mut self.params);
+            let gathered = self.data.gather(&self.workspace, &mut self.policy.params);
             optim::committed(report.step, gathered)?;
+            let rate = self.plan.config.moe.bias_update_rate;
+            self.policy.bias.update(rate, &self.expert_tokens);
         }
+        self.clear();
         Ok(report)
     }
 
     fn zero_grad(&mut self) -> Result<()> {
-        self.grads.clear();
+        self.clear();
         Ok(())
     }
 
@@ -227,7 +256,7 @@ impl Engine for MegatronEngine {
         weights::export(
             (&self.model.layout, self.holdings()),
             &*self.world,
-            self.weights(which)?,
+            &self.policy(which)?.params,
             self.optimizer.step,
             |spec| export.unwrap_or(spec.dtype),
             sink,
@@ -249,9 +278,12 @@ impl Engine for MegatronEngine {
 
     fn import_weights(&mut self, which: &Weights, source: &dyn WeightSource) -> Result<()> {
         let read = weights::import(&self.model.layout, source);
-        let read = self.world.agree("import_weights", read)?;
+        let read = Policy {
+            params: self.world.agree("import_weights", read)?,
+            bias: ExpertBias::zeros(&self.plan.model),
+        };
         match which {
-            Weights::Policy => self.params = read,
+            Weights::Policy => self.policy = read,
             Weights::Tag(tag) => {
                 self.snapshots.insert(tag.clone(), read);
             }
@@ -263,7 +295,7 @@ impl Engine for MegatronEngine {
         checkpoint::save(
             &self.model.layout,
             &self.data,
-            &self.params,
+            &self.policy,
             &self.optimizer,
             &mut *writer,
         )?;
@@ -271,16 +303,16 @@ impl Engine for MegatronEngine {
     }
 
     fn load_state(&mut self, reader: &dyn StateReader) -> Result<()> {
-        let loaded = checkpoint::load(&self.model.layout, &self.data, reader)?;
-        self.grads.clear();
-        self.params = loaded.params;
+        let loaded = checkpoint::load((&self.plan.model, &self.model.layout), &self.data, reader)?;
+        self.clear();
+        self.policy = loaded.policy;
         self.optimizer.moments = loaded.moments;
         self.optimizer.step = loaded.step;
         Ok(())
     }
 
     fn snapshot(&mut self, tag: &str) -> Result<()> {
-        self.snapshots.insert(tag.to_owned(), self.params.clone());
+        self.snapshots.insert(tag.to_owned(), self.policy.clone());
         Ok(())
     }
 
@@ -291,10 +323,10 @@ impl Engine for MegatronEngine {
 
     fn memory(&self) -> MemoryReport {
         MemoryReport {
-            parameters: self.params.num_bytes(),
+            parameters: self.policy.params.num_bytes(),
             gradients: self.grads.num_bytes(),
             optimizer: self.optimizer.num_bytes(),
-            snapshots: self.snapshots.values().map(Buffers::num_bytes).sum(),
+            snapshots: self.snapshots.values().map(|p| p.params.num_bytes()).sum(),
             peak_activations: self.workspace.peak_bytes(),
         }
     }

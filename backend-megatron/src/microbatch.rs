@@ -7,7 +7,7 @@ use drivetrain_core::{
 };
 
 use crate::{
-    modules::{Context, Head, HeadGradients, HeadOutputs, HeadRequest, SavedHead},
+    modules::{Context, Head, HeadGradients, HeadOutputs, HeadRequest, RouterGoal, SavedHead},
     packed::Packed,
     weights::Buffers,
     workspace::Buffer,
@@ -38,6 +38,7 @@ pub(crate) enum HeadState {
 pub(crate) struct Goal<'a> {
     pub(crate) objective: &'a dyn Objective,
     pub(crate) totals: &'a BatchTotals,
+    pub(crate) router: RouterGoal<'a>,
 }
 
 impl Goal<'_> {

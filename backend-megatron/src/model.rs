@@ -6,7 +6,7 @@ use drivetrain_core::{
 };
 
 use crate::{
-    modules::{Block, Context, Embedding, Head, Recompute, SavedBlock},
+    modules::{Block, Context, Embedding, Head, RouterTally, SavedBlock},
     ranks::RankShape,
     weights::{Buffers, Layout, LayoutBuilder},
     workspace::Buffer,
@@ -34,7 +34,7 @@ impl Model {
     /// Lays out the weights of a world rank and builds the modules on them.
     ///
     /// # Errors
-    /// `Unsupported` for a layer with experts.
+    /// `Defect` from the layout.
     pub(crate) fn new(plan: &TrainPlan, rank: usize) -> Result<Self> {
         let (spec, shape) = (&plan.model, RankShape::new(plan, rank));
         let held = Holdings::new(spec, &plan.mesh, &plan.stages).of(rank);
@@ -50,10 +50,7 @@ impl Model {
             };
             let blocks = plan.stages[chunk]
                 .clone()
-                .map(|index| {
-                    let recompute = Recompute::of_layer(&plan.config.recompute, index);
-                    Block::new(spec, index, shape.tensor, recompute, &mut layout)
-                })
+                .map(|index| Block::new(spec, index, shape, &plan.config, &mut layout))
                 .collect::<Result<_>>()?;
             let head = match last {
                 true => {
@@ -88,6 +85,7 @@ impl Chunk {
         cx: &Context<'_>,
         params: &Buffers,
         input: Option<Buffer>,
+        tally: &mut RouterTally,
     ) -> Result<(Buffer, Vec<SavedBlock>)> {
         let mut x = match (&self.embedding, input) {
             (Some(embedding), _) => embedding.forward(cx, params)?,
@@ -96,7 +94,7 @@ impl Chunk {
         };
         let mut saved = Vec::with_capacity(self.blocks.len());
         for block in &self.blocks {
-            let (y, kept) = block.forward(cx, params, x)?;
+            let (y, kept) = block.forward(cx, params, x, tally)?;
             saved.push(kept);
             x = y;
         }

@@ -3,7 +3,7 @@
 use drivetrain_core::{
     Result,
     communicator::Communicator,
-    config::{JobConfig, OptimizerConfig},
+    config::JobConfig,
     engine::{OptimReport, StepOptions},
     optim::{self, LearningRate},
 };
@@ -24,7 +24,7 @@ use crate::{
 /// weights themselves.
 #[derive(Debug)]
 pub(crate) struct Optimizer {
-    config: OptimizerConfig,
+    config: JobConfig,
     learning_rate: LearningRate,
     /// First and second moment of each region's share.
     pub(crate) moments: Vec<[Vec<f32>; 2]>,
@@ -36,7 +36,7 @@ impl Optimizer {
     /// Moments of 0.
     pub(crate) fn new(job: &JobConfig, data: &DataParallel) -> Self {
         Self {
-            config: job.optimizer,
+            config: job.clone(),
             learning_rate: LearningRate::new(job),
             moments: Self::zero_moments(data),
             step: 0,
@@ -69,7 +69,7 @@ impl Optimizer {
             Ok(own_squares(cpu, data, grads)),
             self.step,
             &self.learning_rate,
-            self.config.max_grad_norm,
+            self.config.optimizer.max_grad_norm,
             options,
         )?;
         let report = decision.report;
@@ -83,12 +83,15 @@ impl Optimizer {
             let [m, v] = &mut self.moments[region];
             for piece in layout.pieces(region, own.clone()) {
                 let spec = &layout.parameters()[piece.parameter];
+                if !optim::is_trained(&self.config, spec) {
+                    continue;
+                }
                 let factors = AdamW {
                     lr: report.learning_rate,
-                    beta1: self.config.beta1,
-                    beta2: self.config.beta2,
-                    eps: self.config.epsilon,
-                    weight_decay: optim::weight_decay(&self.config, spec),
+                    beta1: self.config.optimizer.beta1,
+                    beta2: self.config.optimizer.beta2,
+                    eps: self.config.optimizer.epsilon,
+                    weight_decay: optim::weight_decay(&self.config.optimizer, spec),
                     step: self.step,
                     grad_scale,
                 };

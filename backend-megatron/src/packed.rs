@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use drivetrain_core::{batch::Batch, plan::share};
+use drivetrain_core::{batch::Batch, moe::CountedTokens, plan::share};
 use drivetrain_kernels::ops::attention::Span;
 
 use crate::context_parallel::{ContextShape, Piece};
 
 /// What a rank has of one micro-batch: T tokens, of all ranks' [`Self::all_tokens`].
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Packed {
     /// Token ids, `[T]`, each below V.
     pub(crate) tokens: Vec<u32>,
@@ -26,6 +26,8 @@ pub(crate) struct Packed {
     pub(crate) scored_shares: Vec<usize>,
     /// Its id, `[N]`.
     pub(crate) targets: Vec<u32>,
+    /// Which of its rows routers count, `[T]`, and the counted sequences, whole.
+    pub(crate) counted: CountedTokens,
     /// Whether any rank scores any token.
     pub(crate) any_scored: bool,
     /// Tokens of the whole micro-batch.
@@ -55,6 +57,7 @@ impl Packed {
         let shares: Vec<_> = (0..tensor_ranks)
             .map(|r| share(tokens.len(), tensor_ranks, r))
             .collect();
+        let counted = CountedTokens::new(microbatch);
         let within = |range: &Range<usize>| {
             let below = |end| rows.partition_point(|&row| (row as usize) < end);
             below(range.end) - below(range.start)
@@ -65,6 +68,14 @@ impl Packed {
             targets: scored_here.iter().map(|&t| all[t]).collect(),
             positions: own.iter().flat_map(Piece::positions).collect(),
             any_scored: scored.contains(&true),
+            counted: CountedTokens {
+                sequence: own
+                    .iter()
+                    .flat_map(|p| &counted.sequence[p.tokens()])
+                    .copied()
+                    .collect(),
+                lengths: counted.lengths,
+            },
             all_tokens: all.len(),
             scored: scored_here,
             rows,

@@ -6,6 +6,7 @@ use drivetrain_core::{
     Result,
     communicator::Work,
     engine::ForwardBackwardReport,
+    moe::{LOAD_BALANCING_LOSS, ROUTER_Z_LOSS},
     plan::{PipelineAction, PipelineSchedule},
 };
 use drivetrain_kernels::Cpu;
@@ -14,10 +15,10 @@ use crate::{
     data_parallel::Reduction,
     microbatch::{Goal, HeadState, Microbatch},
     model::{Model, missing},
-    modules::{Context, RopeTables, SavedBlock},
+    modules::{Context, RopeTables, RouterTally, SavedBlock},
     pipeline_parallel::Arriving,
     ranks::Ranks,
-    weights::Buffers,
+    weights::{Buffers, Policy},
     workspace::{Buffer, Workspace},
 };
 
@@ -25,7 +26,7 @@ use crate::{
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Means<'a> {
     pub(crate) model: &'a Model,
-    pub(crate) params: &'a Buffers,
+    pub(crate) policy: &'a Policy,
     pub(crate) cpu: Cpu,
     pub(crate) workspace: &'a Workspace,
     pub(crate) rope: &'a RopeTables,
@@ -49,6 +50,7 @@ pub(crate) struct Pass<'a> {
     gradients: Transfers,
     open: BTreeMap<At, Open>,
     report: ForwardBackwardReport,
+    tally: RouterTally,
     /// The first failure of the objective.
     outcome: Result<()>,
 }
@@ -132,6 +134,8 @@ impl<'a> Means<'a> {
             packed: &microbatch.packed,
             rope: self.rope,
             ranks: self.ranks,
+            bias: &self.policy.bias,
+            router: None,
             accumulate: microbatch.accumulate,
         }
     }
@@ -156,6 +160,7 @@ impl<'a> Pass<'a> {
             gradients: Transfers::default(),
             open: BTreeMap::new(),
             report: ForwardBackwardReport::default(),
+            tally: goal.router.tally(),
             outcome: Ok(()),
         }
     }
@@ -174,7 +179,23 @@ impl<'a> Pass<'a> {
         self.activations.finish()?;
         self.gradients.finish()?;
         self.reduction.finish()?;
+        let (tally, losses) = (self.tally, self.goal.router.losses);
+        let metrics = &mut self.report.metrics;
+        if losses.balancing.is_some() {
+            metrics.sum(LOAD_BALANCING_LOSS, tally.balancing);
+        }
+        if losses.z_coefficient != 0.0 {
+            metrics.sum(ROUTER_Z_LOSS, tally.z);
+        }
+        self.report.expert_tokens = tally.expert_tokens;
         Ok(self.outcome.map(|()| self.report))
+    }
+
+    fn context(&self, microbatch: &'a Microbatch) -> Context<'a> {
+        Context {
+            router: Some(self.goal.router),
+            ..self.means.context(microbatch)
+        }
     }
 
     fn act(&mut self, action: PipelineAction) -> Result<()> {
@@ -219,9 +240,9 @@ impl<'a> Pass<'a> {
             }
             return Ok(());
         }
-        let (cx, params) = (self.means.context(microbatch), self.means.params);
+        let (cx, params) = (self.context(microbatch), &self.means.policy.params);
         let input = self.activations.take(self.means, at)?;
-        let (x, saved) = chunk.forward(&cx, params, input)?;
+        let (x, saved) = chunk.forward(&cx, params, input, &mut self.tally)?;
         let head = match &chunk.head {
             None => {
                 self.activations.leave(at, x);
@@ -243,6 +264,7 @@ impl<'a> Pass<'a> {
     fn backward(&mut self, at: At) -> Result<()> {
         let (microbatch, chunk) = (&self.microbatches[at.0], &self.means.model.chunks[at.1]);
         let last = at.0 + 1 == self.microbatches.len();
+        let (cx, params) = (self.context(microbatch), &self.means.policy.params);
         let reduction = &mut self.reduction;
         let mut done = |bucket, grads: &mut Buffers| match last {
             true => reduction.start(bucket, grads),
@@ -251,7 +273,6 @@ impl<'a> Pass<'a> {
         if !microbatch.active {
             return chunk.buckets().try_for_each(|b| done(b, self.grads));
         }
-        let (cx, params) = (self.means.context(microbatch), self.means.params);
         let open = self.open.remove(&at).ok_or_else(|| missing("a forward"))?;
         let dx = match (&chunk.head, open.head) {
             (Some(head), Some(state)) => {

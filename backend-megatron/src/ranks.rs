@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use drivetrain_core::{
-    Result,
-    communicator::Communicator,
-    engine::ForwardBackwardReport,
-    mesh::{DeviceMesh, MeshAxis},
+    Result, communicator::Communicator, engine::ForwardBackwardReport, mesh::MeshAxis,
     plan::TrainPlan,
 };
 
 use crate::{
     context_parallel::{ContextParallel, ContextShape},
+    expert_parallel::{ExpertParallel, ExpertShape},
+    model::missing,
     pipeline_parallel::{PipelineParallel, PipelineShape},
     tensor_parallel::{TensorParallel, TensorShape},
 };
@@ -22,6 +21,7 @@ pub(crate) struct RankShape {
     pub(crate) tensor: TensorShape,
     pub(crate) context: ContextShape,
     pub(crate) pipeline: PipelineShape,
+    pub(crate) experts: ExpertShape,
 }
 
 impl RankShape {
@@ -32,6 +32,7 @@ impl RankShape {
             tensor: TensorShape::new(&plan.config.parallel, mesh, rank),
             context: ContextShape::new(mesh, rank),
             pipeline: PipelineShape::new(mesh, plan.stages.len(), rank),
+            experts: ExpertShape::new(mesh, rank),
         }
     }
 }
@@ -42,6 +43,8 @@ pub(crate) struct Ranks {
     pub(crate) tensor: TensorParallel,
     pub(crate) context: ContextParallel,
     pub(crate) pipeline: PipelineParallel,
+    /// Of a model with experts.
+    pub(crate) experts: Option<ExpertParallel>,
     /// Over which loss and metrics add up: every stage (the last one has them) of every data rank.
     report: Arc<dyn Communicator>,
 }
@@ -51,11 +54,8 @@ impl Ranks {
     ///
     /// # Errors
     /// The communicator's.
-    pub(crate) fn new(
-        world: &dyn Communicator,
-        mesh: &DeviceMesh,
-        shape: RankShape,
-    ) -> Result<Self> {
+    pub(crate) fn new(world: &dyn Communicator, plan: &TrainPlan) -> Result<Self> {
+        let (mesh, shape) = (&plan.mesh, RankShape::new(plan, world.rank()));
         let axes = [
             MeshAxis::Pipeline,
             MeshAxis::DataReplicate,
@@ -66,8 +66,22 @@ impl Ranks {
             tensor: TensorParallel::new(world, mesh, shape.tensor)?,
             context: ContextParallel::new(world, mesh, shape.context)?,
             pipeline: PipelineParallel::new(world, mesh, shape.pipeline)?,
+            experts: match plan.model.moe {
+                Some(_) => Some(ExpertParallel::new(world, mesh)?),
+                None => None,
+            },
             report: world.subgroup(&report, "data")?,
         })
+    }
+
+    /// Those of a model with experts.
+    ///
+    /// # Errors
+    /// `Defect` where it has none.
+    pub(crate) fn experts(&self) -> Result<&ExpertParallel> {
+        self.experts
+            .as_ref()
+            .ok_or_else(|| missing("a group of experts"))
     }
 
     /// Combines loss and metrics over stages and data ranks.

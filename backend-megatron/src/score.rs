@@ -8,7 +8,7 @@ use drivetrain_core::{
 
 use crate::{
     microbatch::Microbatch,
-    modules::HeadRequest,
+    modules::{HeadRequest, RouterTally},
     pass::{At, Means, Transfers},
 };
 
@@ -71,10 +71,11 @@ fn forward(
     }
     let (chunk, cx) = (&means.model.chunks[at.1], means.context(microbatch));
     let input = transfers.take(means, at)?;
-    let (x, _) = chunk.forward(&cx, means.params, input)?;
+    let params = &means.policy.params;
+    let (x, _) = chunk.forward(&cx, params, input, &mut RouterTally::default())?;
     match &chunk.head {
         Some(head) => {
-            let (found, _) = head.forward(&cx, means.params, &x, request, false)?;
+            let (found, _) = head.forward(&cx, params, &x, request, false)?;
             found.whole(&cx).map(Some)
         }
         None => {

@@ -2,19 +2,21 @@
 
 use drivetrain_core::{
     Error, ErrorKind, Result,
-    config::RecomputeModule,
+    config::{JobConfig, RecomputeModule},
     model::{MlpSpec, ModelSpec},
     plan::PlannedOp,
 };
 
 use super::{
-    Context, Recompute,
+    Context, Recompute, RouterTally,
     attention::{Attention, SavedAttention},
     mlp::{Mlp, SavedMlp},
+    moe::{Moe, SavedMoe},
     norm::{Norm, SavedNorm},
 };
 use crate::{
-    tensor_parallel::TensorShape,
+    model::missing,
+    ranks::RankShape,
     weights::{Buffers, LayoutBuilder},
     workspace::Buffer,
 };
@@ -27,8 +29,21 @@ pub(crate) struct Block {
     pub(super) input_norm: Norm,
     pub(super) attention: Attention,
     pub(super) mlp_norm: Norm,
-    pub(super) mlp: Mlp,
+    pub(super) feed_forward: FeedForward,
     pub(super) recompute: Recompute,
+}
+
+/// The feed-forward part.
+#[derive(Debug, Clone)]
+pub(super) enum FeedForward {
+    Dense(Mlp),
+    Experts(Box<Moe>),
+}
+
+#[derive(Debug)]
+enum SavedFeedForward {
+    Dense(SavedMlp),
+    Experts(Box<SavedMoe>),
 }
 
 /// What a block keeps from forward to backward.
@@ -50,32 +65,40 @@ pub(crate) struct Parts {
     middle: Buffer, // [S, D], the residual stream between the two parts
     mlp_norm: SavedNorm,
     mlp_normed: Option<Buffer>, // [S, D], the feed-forward part's input
-    mlp: SavedMlp,
+    feed_forward: SavedFeedForward,
 }
 
 impl Block {
     /// Places layer `index` in a bucket of its own: norms last, which have other holders under tensor parallelism.
     ///
     /// # Errors
-    /// `Defect` from the layout, `Unsupported` for a layer with experts.
+    /// `Defect` from the layout.
     pub(crate) fn new(
         spec: &ModelSpec,
         index: usize,
-        tensor: TensorShape,
-        recompute: Recompute,
+        shape: RankShape,
+        config: &JobConfig,
         layout: &mut LayoutBuilder,
     ) -> Result<Self> {
-        let ffn_size = match spec.layers[index].mlp {
-            MlpSpec::Dense { ffn_size } => ffn_size,
-            MlpSpec::Moe => {
-                let message = "this engine has no mixture of experts";
-                return Err(Error::new(ErrorKind::Unsupported, "build_model", message));
-            }
-        };
+        let (tensor, recompute) = (shape.tensor, Recompute::of_layer(&config.recompute, index));
         let bucket = layout.start_bucket();
         let name = |part: &str| format!("model.layers.{index}.{part}.weight");
-        let mlp = Mlp::new(spec, (index, ffn_size), tensor, recompute.clone(), layout)?;
         let attention = Attention::new(spec, index, tensor, recompute.clone(), layout)?;
+        let again = recompute.clone();
+        let feed_forward = match (spec.layers[index].mlp, spec.moe) {
+            (MlpSpec::Dense { ffn_size }, _) => {
+                let size = (index, ffn_size);
+                FeedForward::Dense(Mlp::new(spec, size, tensor, again, layout)?)
+            }
+            (MlpSpec::Moe, Some(moe)) => {
+                let moe = Moe::new((spec, moe), index, shape.experts, (config, again), layout)?;
+                FeedForward::Experts(Box::new(moe))
+            }
+            (MlpSpec::Moe, None) => {
+                let message = "a layer has experts, and the model does not say which";
+                return Err(Error::new(ErrorKind::Defect, "build_model", message));
+            }
+        };
         let mut norm = |part| Norm::new(spec, &name(part), tensor, layout);
         Ok(Self {
             index,
@@ -83,7 +106,7 @@ impl Block {
             input_norm: norm("input_layernorm")?,
             attention,
             mlp_norm: norm("post_attention_layernorm")?,
-            mlp,
+            feed_forward,
             recompute,
         })
     }
@@ -97,8 +120,9 @@ impl Block {
         cx: &Context<'_>,
         params: &Buffers,
         x: Buffer, // [S, D]
+        tally: &mut RouterTally,
     ) -> Result<(Buffer, SavedBlock)> {
-        let (y, parts) = self.parts(cx, params, x)?;
+        let (y, parts) = self.parts(cx, params, x, tally)?;
         let saved = match self.recompute.full {
             true => SavedBlock::Input(parts.x),
             false => SavedBlock::Parts(Box::new(parts)),
@@ -106,7 +130,13 @@ impl Block {
         Ok((y, saved))
     }
 
-    fn parts(&self, cx: &Context<'_>, params: &Buffers, x: Buffer) -> Result<(Buffer, Parts)> {
+    fn parts(
+        &self,
+        cx: &Context<'_>,
+        params: &Buffers,
+        x: Buffer,
+        tally: &mut RouterTally,
+    ) -> Result<(Buffer, Parts)> {
         let again = self.recompute.has(RecomputeModule::Norm);
         let (normed, input_norm) = self.input_norm.forward(cx, params, &x);
         let mut middle = cx.workspace.copy(&x);
@@ -114,7 +144,15 @@ impl Block {
         let normed = (!again).then_some(normed);
         let (mlp_normed, mlp_norm) = self.mlp_norm.forward(cx, params, &middle);
         let mut y = cx.workspace.copy(&middle);
-        let mlp = self.mlp.forward(cx, params, &mlp_normed, &mut y)?;
+        let feed_forward = match &self.feed_forward {
+            FeedForward::Dense(mlp) => {
+                SavedFeedForward::Dense(mlp.forward(cx, params, &mlp_normed, &mut y)?)
+            }
+            FeedForward::Experts(moe) => {
+                let saved = moe.forward(cx, params, &mlp_normed, &mut y, tally)?;
+                SavedFeedForward::Experts(Box::new(saved))
+            }
+        };
         let parts = Parts {
             x,
             input_norm,
@@ -123,7 +161,7 @@ impl Block {
             middle,
             mlp_norm,
             mlp_normed: (!again).then_some(mlp_normed),
-            mlp,
+            feed_forward,
         };
         Ok((y, parts))
     }
@@ -142,15 +180,24 @@ impl Block {
     ) -> Result<()> {
         let parts = match saved {
             SavedBlock::Parts(parts) => *parts,
-            SavedBlock::Input(x) => self.parts(cx, params, x)?.1,
+            SavedBlock::Input(x) => {
+                let mut counted = cx.tally();
+                self.parts(cx, params, x, &mut counted)?.1
+            }
         };
         let middle = parts.middle;
         let mlp_normed = parts
             .mlp_normed
             .unwrap_or_else(|| self.mlp_norm.again(cx, params, &parts.mlp_norm, &middle));
-        let dnormed = self
-            .mlp
-            .backward(cx, params, grads, parts.mlp, dx, &mlp_normed)?;
+        let dnormed = match (&self.feed_forward, parts.feed_forward) {
+            (FeedForward::Dense(mlp), SavedFeedForward::Dense(saved)) => {
+                mlp.backward(cx, params, grads, saved, dx, &mlp_normed)?
+            }
+            (FeedForward::Experts(moe), SavedFeedForward::Experts(saved)) => {
+                moe.backward(cx, params, grads, *saved, dx, &mlp_normed)?
+            }
+            _ => return Err(missing("what this layer kept")),
+        };
         drop(mlp_normed);
         let saved = &parts.mlp_norm;
         self.mlp_norm
@@ -190,7 +237,10 @@ impl Block {
         let mut ops = vec![norm(&self.input_norm, "input_norm")];
         ops.extend(self.attention.plan(&name("attention"), tokens));
         ops.push(norm(&self.mlp_norm, "mlp_norm"));
-        ops.extend(self.mlp.plan(&name("mlp"), tokens));
+        match &self.feed_forward {
+            FeedForward::Dense(mlp) => ops.extend(mlp.plan(&name("mlp"), tokens)),
+            FeedForward::Experts(moe) => ops.extend(moe.plan(&name("moe"), rows)),
+        }
         if self.recompute.full {
             ops.iter_mut().for_each(|op| op.saved_bytes = 0);
             ops[0].saved_bytes = residual;

@@ -8,22 +8,27 @@ mod head;
 mod head_norms;
 mod linear;
 mod mlp;
+mod moe;
 mod norm;
 mod recompute;
+mod router;
 
 pub(crate) use block::{Block, SavedBlock};
 pub(crate) use embedding::Embedding;
 pub(crate) use head::{Head, HeadGradients, HeadOutputs, HeadRequest, SavedHead};
-pub(crate) use recompute::Recompute;
+pub(crate) use router::{RouterGoal, RouterTally};
 
-use std::borrow::Cow;
+use recompute::Recompute;
 
-use drivetrain_core::{Result, model::ModelSpec, plan::PlannedOp};
+use std::{borrow::Cow, ops::Range};
+
+use drivetrain_core::{Result, model::ModelSpec, moe::ExpertBias, plan::PlannedOp};
 use drivetrain_kernels::Cpu;
 
 use crate::{
     packed::Packed,
     ranks::Ranks,
+    sequence_parallel,
     tensor_parallel::Gathered,
     workspace::{Buffer, Workspace},
 };
@@ -41,6 +46,10 @@ pub(crate) struct Context<'a> {
     pub(crate) rope: &'a RopeTables,
     /// Groups of ranks.
     pub(crate) ranks: &'a Ranks,
+    /// The selection bias of experts.
+    pub(crate) bias: &'a ExpertBias,
+    /// What routers are trained by; `None` where nothing is trained.
+    pub(crate) router: Option<RouterGoal<'a>>,
     /// Whether backward adds to the gradients, or is the first of its step and overwrites them.
     pub(crate) accumulate: bool,
 }
@@ -79,6 +88,39 @@ impl Context<'_> {
         let own = scored..scored + self.packed.scored_shares[tensor.index];
         let rows = self.packed.rows[own].iter();
         Cow::Owned(rows.map(|row| row - first).collect())
+    }
+
+    /// Of the T rows those that no other tensor rank has.
+    fn distinct_rows(&self) -> Range<usize> {
+        let (shares, index) = (&self.packed.shares, self.ranks.tensor.shape.index);
+        let start = shares[..index].iter().sum();
+        start..start + shares[index]
+    }
+
+    /// Whether no other tensor rank has a row of the residual stream that this one has.
+    fn has_distinct_rows(&self) -> bool {
+        self.ranks.tensor.shape.sequence || self.ranks.tensor.is_alone()
+    }
+
+    /// These of x [S, W].
+    fn distinct<'x>(&self, x: &'x [f32], width: usize) -> &'x [f32] {
+        let rows = self.distinct_rows();
+        match self.has_distinct_rows() {
+            true => x,
+            false => &x[rows.start * width..rows.end * width],
+        }
+    }
+
+    /// All T rows of what each tensor rank has of its own.
+    fn join(&self, own: &[f32], width: usize) -> Result<Buffer> {
+        let rows = (self.packed.shares.as_slice(), width);
+        sequence_parallel::gather(self.ranks.tensor.group(), self.workspace, own, rows)
+    }
+
+    /// Nothing counted yet.
+    fn tally(&self) -> RouterTally {
+        self.router
+            .map_or_else(RouterTally::default, |goal| goal.tally())
     }
 
     /// Adds them to y [S, W].

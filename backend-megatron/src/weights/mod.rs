@@ -6,6 +6,16 @@ mod transfer;
 pub(crate) use layout::{Layout, LayoutBuilder, Region, TensorRef};
 pub(crate) use transfer::{export, import};
 
+use drivetrain_core::moe::ExpertBias;
+
+/// What computes: weights, and what is no weight but comes with them.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Policy {
+    pub(crate) params: Buffers,
+    /// The selection bias of experts.
+    pub(crate) bias: ExpertBias,
+}
+
 /// One value for every element of every bucket: weights, gradients, or a snapshot.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Buffers(Vec<Vec<f32>>);

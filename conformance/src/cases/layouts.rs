@@ -65,6 +65,13 @@ pub(super) fn layouts() -> Vec<(&'static str, Layout)> {
             ..layout.parallel
         })
     };
+    let experts = |layout: Layout, ranks, tensor| {
+        Layout::parallel(ParallelConfig {
+            expert_parallel_size: ranks,
+            expert_tensor_parallel_size: Some(tensor),
+            ..layout.parallel
+        })
+    };
     let modules = |layout: Layout, modules| Layout { modules, ..layout };
     let one = mesh([1, 1, 1], false);
     vec![
@@ -84,6 +91,16 @@ pub(super) fn layouts() -> Vec<(&'static str, Layout)> {
         (
             "cp2_tp2_sp_pp2_chunks2",
             staged(mesh([1, 2, 2], true), 2, 2, None),
+        ),
+        ("dp2_ep2", experts(mesh([2, 1, 1], false), 2, 1)),
+        ("dp4_ep2", experts(mesh([4, 1, 1], false), 2, 1)),
+        ("dp2_ep1_etp2", experts(mesh([2, 1, 1], false), 1, 2)),
+        ("tp2_ep2", experts(mesh([1, 1, 2], false), 2, 1)),
+        ("dp2_tp2_sp_ep2_etp2", experts(mesh([2, 1, 2], true), 2, 2)),
+        ("cp2_tp2_ep4", experts(mesh([1, 2, 2], false), 4, 1)),
+        (
+            "dp2_pp2_ep2",
+            experts(staged(mesh([2, 1, 1], false), 2, 1, None), 2, 1),
         ),
         ("ranks1", Layout::data(1)),
         ("ranks2", Layout::data(2)),
