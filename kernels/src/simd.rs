@@ -86,8 +86,10 @@ pub(crate) fn max_of<S: Simd>(_: S, x: &[f32]) -> f32 {
 #[inline(always)]
 pub(crate) fn dot_f64<S: Simd>(_: S, x: &[f32], y: &[f32]) -> f64 {
     debug_assert_eq!(x.len(), y.len());
-    let ((xs, x_rest), (ys, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
-    let mut lanes = [0f64; LANES];
+    // Two sets of lanes: the additions of one would wait for each other.
+    const CHUNK: usize = 2 * LANES;
+    let ((xs, x_rest), (ys, y_rest)) = (x.as_chunks::<CHUNK>(), y.as_chunks::<CHUNK>());
+    let mut lanes = [0f64; CHUNK];
     for (x, y) in xs.iter().zip(ys) {
         for ((lane, &x), &y) in lanes.iter_mut().zip(x).zip(y) {
             // The product of two f32 is exact in f64.
@@ -97,7 +99,11 @@ pub(crate) fn dot_f64<S: Simd>(_: S, x: &[f32], y: &[f32]) -> f64 {
     let rest: f64 = (x_rest.iter().zip(y_rest))
         .map(|(&x, &y)| f64::from(x) * f64::from(y))
         .sum();
-    sum_lanes(lanes) + rest
+    let mut sums = [0f64; LANES];
+    for (i, sum) in sums.iter_mut().enumerate() {
+        *sum = lanes[i] + lanes[i + LANES];
+    }
+    sum_lanes(sums) + rest
 }
 
 /// Pairwise sum of the lanes.
@@ -111,6 +117,19 @@ pub(crate) fn sum_lanes(mut lanes: [f64; LANES]) -> f64 {
         width /= 2;
     }
     lanes[0]
+}
+
+/// Copies into the start of `to`, a register at a time: a copy of unknown, short length is a call of memcpy.
+#[inline(always)]
+pub(crate) fn copy(from: &[f32], to: &mut [f32]) {
+    let ((from, rest), to) = (from.as_chunks::<LANES>(), &mut to[..from.len()]);
+    let (to, to_rest) = to.as_chunks_mut::<LANES>();
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+    }
+    for (to, from) in to_rest.iter_mut().zip(rest) {
+        *to = *from;
+    }
 }
 
 #[cfg(test)]

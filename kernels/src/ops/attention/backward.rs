@@ -10,7 +10,7 @@ use super::span::{Groups, Piece};
 use super::{AttentionDims, Gradients, Inputs, Saved};
 use crate::micro::{COLUMNS, Causal, Left, Out, Right, product};
 use crate::rows::SharedMut;
-use crate::simd::{dot_f64, exp_below_88, fma};
+use crate::simd::{copy, dot_f64, exp_below_88, fma};
 use crate::{Cpu, RowsMut};
 
 fn tile_sizes(padded: Padded) -> [usize; 12] {
@@ -253,7 +253,7 @@ fn unpack(
                 *to += from;
             }
         } else {
-            to.copy_from_slice(&from[..head_dim]);
+            copy(&from[..head_dim], to);
         }
     }
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{AttentionDims, span::Piece};
 use crate::Rows;
 use crate::micro::{COLUMNS, ROWS};
+use crate::simd::copy;
 
 /// Queries of a block.
 pub(super) const QUERIES: usize = 64;
@@ -117,7 +118,7 @@ pub(super) fn pack_rows(
 ) {
     let (used, rest) = to.split_at_mut(tokens.len() * padded);
     for (t, to) in tokens.zip(used.chunks_exact_mut(padded)) {
-        to[..head_dim].copy_from_slice(&x.row(t)[head * head_dim..][..head_dim]);
+        copy(&x.row(t)[head * head_dim..][..head_dim], to);
         to[head_dim..].fill(0.0);
     }
     rest.fill(0.0);
@@ -139,12 +140,11 @@ pub(super) fn pack_columns(
             let (t1, e1) = (len.min(t0 + LINE), head_dim.min(e0 + LINE));
             let mut square = [[0.0; LINE]; LINE];
             for (t, line) in (t0..t1).zip(&mut square) {
-                let row = &x.row(tokens.start + t)[head * head_dim..][e0..e1];
-                line[..row.len()].copy_from_slice(row);
+                copy(&x.row(tokens.start + t)[head * head_dim..][e0..e1], line);
             }
             transpose(&mut square);
             for (e, line) in (e0..e1).zip(&square) {
-                to[e * padded_len + t0..][..t1 - t0].copy_from_slice(&line[..t1 - t0]);
+                copy(&line[..t1 - t0], &mut to[e * padded_len + t0..]);
             }
         }
     }

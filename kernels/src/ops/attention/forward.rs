@@ -10,7 +10,7 @@ use super::span::{Groups, Piece};
 use super::{AttentionDims, Inputs};
 use crate::micro::{COLUMNS, Causal, Left, Out, Right, product};
 use crate::rows::SharedMut;
-use crate::simd::{LANES, exp, exp_below_88, fma, max_of};
+use crate::simd::{LANES, copy, exp, exp_below_88, fma, max_of};
 use crate::{Cpu, RowsMut};
 
 fn tile_sizes(padded: Padded) -> [usize; 7] {
@@ -123,7 +123,7 @@ fn run_piece<S: Simd>(
                     // SAFETY: no other task has this query and head.
                     let (out, lse) = unsafe { state.of(dims, t, head) };
                     if *lse > f32::NEG_INFINITY {
-                        acc[row * e_pad..][..e].copy_from_slice(out);
+                        copy(out, &mut acc[row * e_pad..]);
                         peak[row] = *lse;
                         sum[row] = 1.0;
                     }
