@@ -4,7 +4,7 @@ use drivetrain_core::{
     Result,
     batch::{Batch, BatchTotals},
     config::OptimizerConfig,
-    engine::{Engine, StepOptions, Weights},
+    engine::{Engine, ScoreRequest, StepOptions, Weights},
     metrics::Metrics,
     model::ModelSpec,
     objective::Objective,
@@ -23,7 +23,7 @@ pub struct Training<'a> {
     pub model: &'a ModelSpec,
     /// Its first weights.
     pub weights: &'a dyn WeightSource,
-    /// A global batch for each step.
+    /// A global batch for each step; at least one.
     pub batches: &'a [Batch],
     /// The loss.
     pub objective: &'a dyn Objective,
@@ -36,6 +36,8 @@ pub struct Training<'a> {
 /// What came of it.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
+    /// Log-probs of the first batch under the first weights, in the batch's order, where they were scored.
+    pub log_probs: Option<Vec<f64>>,
     /// Global loss of each step.
     pub losses: Vec<f64>,
     /// Gradient norm of each step.
@@ -60,7 +62,15 @@ impl Training<'_> {
         job.config.optimizer = self.optimizer;
         self.layout.lay_out(&mut job);
         let traces = subject.run_from(&job, self.weights, |rank| {
-            let mut trace = Trace::default();
+            let request = ScoreRequest {
+                temperature: self.objective.requires().temperature,
+                ..ScoreRequest::default()
+            };
+            let scored = rank.score(&self.batches[0], self.layout.limit, &request)?;
+            let mut trace = Trace {
+                log_probs: Some(scored.log_probs),
+                ..Trace::default()
+            };
             for batch in self.batches {
                 self.step(subject, rank, batch, &mut trace)?;
             }
@@ -68,14 +78,15 @@ impl Training<'_> {
             Ok(trace)
         })?;
         let same = |other: &Trace| {
-            other.losses == traces[0].losses
+            other.log_probs == traces[0].log_probs
+                && other.losses == traces[0].losses
                 && other.grad_norms == traces[0].grad_norms
                 && other.metrics == traces[0].metrics
                 && other.expert_tokens == traces[0].expert_tokens
                 && other.weights == traces[0].weights
         };
         findings.fact(
-            "every rank reports the same loss, grad_norm, metrics and weights",
+            "every rank reports the same log-probs, loss, grad_norm, metrics and weights",
             traces.iter().all(same),
         );
         Ok(traces.into_iter().next().unwrap_or_default())

@@ -11,7 +11,7 @@ use drivetrain_core::engine::Backend;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Each defect with the case that is there to find it.
-const MUTANTS: [(Defect, &str); 50] = [
+const MUTANTS: [(Defect, &str); 56] = [
     (
         Defect::AttentionCrossesSequences,
         "awkward/dense/scores_do_not_depend_on_neighbours",
@@ -125,6 +125,12 @@ const MUTANTS: [(Defect, &str); 50] = [
         Defect::ImportSkipsNorms,
         "state/dense/ranks1/export_and_import",
     ),
+    (Defect::PeersAdded, "layouts/dense/tp2_all"),
+    (Defect::ReplicatedCountedTwice, "layouts/dense/tp2_all"),
+    (Defect::TiedCountedTwice, "layouts/tied/pp2_all"),
+    (Defect::LossOnOnePeer, "layouts/dense/cp2_all"),
+    (Defect::OutputsOnOnePeer, "uneven/tp2_dp2/seven_evaluated"),
+    (Defect::PeerKeepsNorms, "layouts/mixtral/ep2_tp2_all"),
 ];
 
 fn main() -> ExitCode {
@@ -140,12 +146,12 @@ fn main() -> ExitCode {
 
 fn trial((defect, name): (Defect, &'static str)) -> Trial {
     Trial::test(format!("mutants/{defect:?}"), move || {
-        let right: Arc<dyn Backend> = Arc::new(ReferenceBackend::new());
+        let right: Arc<dyn Backend> = Arc::new(ReferenceBackend::replicated());
         let case = cases::all(std::slice::from_ref(&right))
             .into_iter()
             .find(|case| case.name == name)
             .ok_or_else(|| Failed::from(format!("no case is called {name}")))?;
-        let subject = Subject::new(ReferenceBackend::new());
+        let subject = Subject::new(ReferenceBackend::replicated());
         if let Some(error) = run_case(&case, &subject).error {
             return Err(Failed::from(format!(
                 "the oracle itself fails {name}: {error}"

@@ -71,8 +71,10 @@ impl<'a> Export<'a> {
     }
 
     fn find(&self, spec: &ParameterSpec) -> Result<(usize, usize)> {
+        // Numbers first: names are compared within one unit only.
+        let in_layer = |s: &ParameterSpec| s.layer == spec.layer && s.name == spec.name;
         let places = self.units.iter().enumerate().find_map(|(u, unit)| {
-            let at = unit.layout.specs().iter().position(|s| s.name == spec.name);
+            let at = unit.layout.specs().iter().position(in_layer);
             at.map(|p| (u, p))
         });
         places.ok_or_else(|| {

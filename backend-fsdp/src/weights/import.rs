@@ -1,6 +1,9 @@
 //! A rank's shards from a source.
 
-use drivetrain_core::{Error, ErrorKind, Result, weights::WeightSource};
+use drivetrain_core::{
+    Result,
+    weights::{WeightSource, read_into},
+};
 use tch::{Device, Kind, Tensor};
 
 use crate::{error::torch, host::floats_mut, sharding::Unit};
@@ -23,18 +26,9 @@ fn read_unit(unit: &Unit, source: &dyn WeightSource) -> Result<Tensor> {
         if rows.is_empty() {
             continue;
         }
-        let values = source.read_rows(&spec.name, rows)?;
-        if values.len() != target.len() {
-            return Err(Error::new(
-                ErrorKind::File,
-                "import_weights",
-                "the source gave another number of elements than was asked for",
-            )
-            .with("tensor", &spec.name)
-            .with("expected", target.len())
-            .with("found", values.len()));
-        }
-        target.copy_from_slice(&values);
+        let width: usize = spec.shape.iter().skip(1).product();
+        let run = rows.start * width..rows.end * width;
+        read_into(source, &spec.name, std::slice::from_ref(&run), target)?;
     }
     Ok(shard)
 }

@@ -7,7 +7,7 @@ use drivetrain_core::{
     communicator::Communicator,
     model::ParameterSpec,
     plan::{Holding, Holdings},
-    weights::{Masters, Streamer, WeightSink, WeightSource},
+    weights::{Masters, Streamer, WeightSink, WeightSource, read_into},
 };
 
 use super::{Buffers, Layout};
@@ -19,13 +19,9 @@ use super::{Buffers, Layout};
 pub(crate) fn import(layout: &Layout, source: &dyn WeightSource) -> Result<Buffers> {
     let mut weights = Buffers::zeros(layout);
     for (bucket, part) in layout.parts() {
-        let values = source.read(&layout.parameters()[part.parameter].name)?;
-        let mut target = &mut weights.bucket_mut(bucket)[part.range.clone()];
-        for run in &part.runs {
-            let (head, tail) = target.split_at_mut(run.len());
-            head.copy_from_slice(&values[run.clone()]);
-            target = tail;
-        }
+        let target = &mut weights.bucket_mut(bucket)[part.range.clone()];
+        let name = &layout.parameters()[part.parameter].name;
+        read_into(source, name, &part.runs, target)?;
     }
     Ok(weights)
 }

@@ -15,7 +15,7 @@ use super::{
     engine_state::{equal, not_refused},
     experts,
     five_steps::{FiveSteps, STEPS, optimizer},
-    layouts::layouts,
+    layouts::{each_axis, unsplit},
     step::oracle,
 };
 use crate::{
@@ -38,7 +38,8 @@ pub(super) fn cases(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
             ..Needs::model(&model(name))
         };
         let one = Layout::default();
-        for (label, layout) in layouts() {
+        let around = || unsplit().into_iter().chain(each_axis());
+        for (label, layout) in around() {
             cases.push(Case::new(
                 format!("checkpoint/{name}/{label}/resumes_bit_for_bit"),
                 needs(&[layout]),
@@ -56,7 +57,7 @@ pub(super) fn cases(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
             ));
         }
         // Each to the next and back: every layout is both a start and an end.
-        let around = layouts();
+        let around: Vec<_> = around().collect();
         for (index, &(from_label, from)) in around.iter().enumerate() {
             let (to_label, to) = around[(index + 1) % around.len()];
             for ((a, from), (b, to)) in [
@@ -248,6 +249,7 @@ fn moves(
     let (rest, weights) = run.resume(to, to_layout, &checkpoint)?;
     steps.extend(rest);
     let found = Trace {
+        log_probs: None,
         losses: steps.iter().map(|s| s.0).collect(),
         grad_norms: steps.iter().map(|s| s.1).collect(),
         steps: steps

@@ -13,7 +13,8 @@ use drivetrain_core::{
 use super::{
     experts,
     five_steps::optimizer,
-    one_rank::{bad_batch, failed_import, failed_objective},
+    layouts::each_axis,
+    one_rank::{bad_batch, failed_import, failed_objective, unlike_shares},
     snapshots::{bf16_survives, export_and_import, imported_snapshot, snapshot},
     step::Setting,
 };
@@ -27,17 +28,18 @@ use crate::{
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
+    let data = [("ranks1", Layout::data(1)), ("ranks2", Layout::data(2))];
     for name in ["dense", "tied", "mixtral", "no_layers"] {
-        for ranks in [1, 2] {
+        for (label, layout) in data.into_iter().chain(each_axis()) {
             let needs = Needs {
-                layout: Layout::data(ranks),
+                layout,
                 ..Needs::model(&model(name))
             };
             let mut add = |what: &str, needs: Needs, run: Run| {
                 cases.push(Case::new(
-                    format!("state/{name}/ranks{ranks}/{what}"),
+                    format!("state/{name}/{label}/{what}"),
                     needs,
-                    move |s, f| run(&Fixture::new(name, ranks, s)?, f),
+                    move |s, f| run(&Fixture::new(name, layout, s)?, f),
                 ));
             };
             let snapshots = Needs {
@@ -58,6 +60,9 @@ pub(super) fn cases() -> Vec<Case> {
             );
             add("import_fails_on_one_rank", needs.clone(), failed_import);
             add("bad_batch_on_one_rank", needs.clone(), bad_batch);
+            if layout.num_ranks() > 1 {
+                add("unlike_shares", needs.clone(), unlike_shares);
+            }
             add("accumulates", needs.clone(), accumulates);
             add("deferred_divisor", needs.clone(), deferred_divisor);
             add("schedule_and_override", needs.clone(), schedule);
@@ -67,9 +72,9 @@ pub(super) fn cases() -> Vec<Case> {
             add("imported_snapshot", snapshots, imported_snapshot);
         }
     }
-    for ranks in [1, 2] {
+    for (label, layout) in data.into_iter().chain(each_axis()) {
         let needs = Needs {
-            layout: Layout::data(ranks),
+            layout,
             moe: experts::bias(),
             ..Needs::model(&model("mixtral"))
         };
@@ -78,9 +83,9 @@ pub(super) fn cases() -> Vec<Case> {
                 snapshots,
                 ..needs.clone()
             };
-            let name = format!("state/mixtral_bias/ranks{ranks}/{what}");
+            let name = format!("state/mixtral_bias/{label}/{what}");
             cases.push(Case::new(name, needs, move |s, f| {
-                run(&Fixture::new("mixtral", ranks, s)?, f)
+                run(&Fixture::new("mixtral", layout, s)?, f)
             }));
         };
         add("repeats_bit_for_bit", false, repeats);
@@ -89,7 +94,7 @@ pub(super) fn cases() -> Vec<Case> {
         add("objective_fails_on_one_rank", false, failed_objective);
         add("snapshot", true, snapshot);
         add("moves_with_committed_steps_alone", false, |fixture, f| {
-            experts::bias_waits(fixture.ranks, &fixture.subject, f)
+            experts::bias_waits(fixture.layout, &fixture.subject, f)
         });
     }
     cases
@@ -99,15 +104,15 @@ type Run = fn(&Fixture, &mut Findings) -> Result<()>;
 
 pub(super) struct Fixture {
     pub(super) model: ModelSpec,
-    pub(super) ranks: usize,
+    pub(super) layout: Layout,
     pub(super) subject: Subject,
 }
 
 impl Fixture {
-    fn new(name: &str, ranks: usize, subject: &Subject) -> Result<Self> {
+    fn new(name: &str, layout: Layout, subject: &Subject) -> Result<Self> {
         Ok(Self {
             model: model(name),
-            ranks,
+            layout,
             subject: subject.clone(),
         })
     }
@@ -117,7 +122,7 @@ impl Fixture {
         let setting = Setting::new(&self.model, self.subject.settings.seed)?;
         let mut job = self.subject.job(&self.model);
         job.config.optimizer = optimizer();
-        job.config.parallel.data_parallel_size = self.ranks;
+        self.layout.lay_out(&mut job);
         let all = self.subject.run_from(&job, &setting.weights, body)?;
         Ok(all.into_iter().next().expect("at least one rank"))
     }
@@ -145,6 +150,7 @@ impl Fixture {
             weights: which.clone(),
             ..ScoreRequest::default()
         };
+        let batch = rank.whole(&batch)?;
         Ok(rank.engine.forward(&batch, &request)?.log_probs)
     }
 
@@ -292,7 +298,7 @@ fn deferred_divisor(fixture: &Fixture, findings: &mut Findings) -> Result<()> {
 fn schedule(fixture: &Fixture, findings: &mut Findings) -> Result<()> {
     let setting = Setting::new(&fixture.model, fixture.subject.settings.seed)?;
     let mut job = fixture.subject.job(&fixture.model);
-    job.config.parallel.data_parallel_size = fixture.ranks;
+    fixture.layout.lay_out(&mut job);
     job.config.steps = 6;
     job.config.schedule.kind = drivetrain_core::config::ScheduleKind::Cosine;
     job.config.schedule.warmup_steps = 2;

@@ -408,13 +408,13 @@ fn uneven(name: &str, layout: Layout, subject: &Subject, findings: &mut Findings
 }
 
 /// An aborted step and a skipped one leave the selection bias; a committed one moves it.
-pub(super) fn bias_waits(ranks: usize, subject: &Subject, findings: &mut Findings) -> Result<()> {
+pub(super) fn bias_waits(layout: Layout, subject: &Subject, findings: &mut Findings) -> Result<()> {
     let model = model("mixtral");
     let setting = Setting::new(&model, subject.settings.seed)?;
     let batch = batches::eight(model.vocab_size, subject.settings.seed)?;
     let totals = BatchTotals::count(&batch);
     let mut job = subject.job(&model);
-    job.config.parallel.data_parallel_size = ranks;
+    layout.lay_out(&mut job);
     // Weights stay, so that only the bias can change a score.
     let still = StepOptions {
         learning_rate: Some(0.0),

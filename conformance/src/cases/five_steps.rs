@@ -182,6 +182,20 @@ impl FiveSteps {
             return;
         }
         self.check_routing(found, expected, times, findings);
+        if let (Some(found), Some(expected)) = (&found.log_probs, &expected.log_probs) {
+            let bound = Bound::Uniform(times * self.tolerances.log_prob);
+            findings.check("log_probs", "", found, expected, bound);
+        }
+        // Later steps' are of weights that differ.
+        let (first, other) = (&found.steps[0].gradients, &expected.steps[0].gradients);
+        if !first.is_empty() && !other.is_empty() {
+            let bounds = self.tolerances.gradients(&self.exact.steps[0].gradients);
+            for (name, expected) in other {
+                let found = first.get(name).map(Vec::as_slice).unwrap_or_default();
+                let bound = Bound::Uniform(times * bounds[name]);
+                findings.check("gradient", name, found, expected, bound);
+            }
+        }
         for (n, step) in self.exact.steps.iter().enumerate() {
             let of = format!("step {n}");
             let moved = n as f64 * drift * self.exact.grad_norms[n];

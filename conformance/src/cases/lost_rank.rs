@@ -9,7 +9,7 @@ use drivetrain_core::{
     plan::MicrobatchLimit,
 };
 
-use super::step::Setting;
+use super::{layouts::each_axis, step::Setting};
 use crate::{
     fixture::{batches, model},
     suite::{Case, Findings, Layout, Needs, Rank, Subject},
@@ -19,16 +19,24 @@ use crate::{
 const MOST: i64 = 2000;
 
 pub(super) fn cases() -> Vec<Case> {
-    let case = |name: &'static str| {
+    let case = |name: &'static str, case: String, layout: Layout| {
         let needs = Needs {
-            layout: Layout::data(2),
+            layout,
             ..Needs::model(&model(name))
         };
-        Case::new(format!("lost_rank/{name}"), needs, move |s, f| {
-            at_any_operation(name, s, f)
+        Case::new(case, needs, move |s, f| {
+            at_any_operation(name, layout, s, f)
         })
     };
-    ["dense", "no_layers"].map(case).into()
+    let data = ["dense", "no_layers"].map(|name| {
+        let layout = Layout::data(2);
+        case(name, format!("lost_rank/{name}"), layout)
+    });
+    let split = each_axis().into_iter().map(|(label, layout)| {
+        let name = if label == "ep2" { "mixtral" } else { "dense" };
+        case(name, format!("lost_rank/{name}/{label}"), layout)
+    });
+    data.into_iter().chain(split).collect()
 }
 
 /// How a rank came out of the step.
@@ -41,16 +49,22 @@ enum End {
     Muddled,
 }
 
-fn at_any_operation(name: &str, subject: &Subject, findings: &mut Findings) -> Result<()> {
+fn at_any_operation(
+    name: &str,
+    layout: Layout,
+    subject: &Subject,
+    findings: &mut Findings,
+) -> Result<()> {
     let model = model(name);
     let setting = Setting::new(&model, subject.settings.seed)?;
     let mut job = subject.job(&model);
-    job.config.parallel.data_parallel_size = 2;
+    layout.lay_out(&mut job);
+    let ranks = layout.num_ranks();
     let (mut tried, mut all) = (0, false);
     for operations in 0..MOST {
         let ends = subject.run_from(&job, &setting.weights, |rank| {
             step(rank, model.vocab_size, 0)?;
-            if rank.data_index == 1 {
+            if rank.world.rank() + 1 == ranks {
                 rank.fault.arm(operations);
             }
             let outcome = step(rank, model.vocab_size, 1);
@@ -63,7 +77,7 @@ fn at_any_operation(name: &str, subject: &Subject, findings: &mut Findings) -> R
         }
         tried += 1;
         let is = |e: End| ends.iter().filter(|(end, _)| *end == e).count();
-        let together = is(End::Untouched) == 2 || is(End::Untouched) + is(End::Muddled) == 0;
+        let together = is(End::Untouched) == ranks || is(End::Untouched) + is(End::Muddled) == 0;
         let what =
             format!("lost at operation {operations}: no rank commits, or the rest is poisoned");
         findings.fact(&what, together);
@@ -99,6 +113,7 @@ fn end(rank: &mut Rank, outcome: &Result<()>, vocab_size: usize) -> End {
         };
     }
     let scores = batches::plain(vocab_size, 0)
+        .and_then(|batch| rank.whole(&batch))
         .and_then(|batch| rank.engine.forward(&batch, &ScoreRequest::default()));
     match scores {
         Err(error) if error.kind() == ErrorKind::Poisoned => End::Poisoned,

@@ -12,6 +12,7 @@ mod golden;
 mod large;
 mod layouts;
 mod lost_rank;
+mod many_layouts;
 mod objectives;
 mod one_rank;
 mod refusals;
@@ -43,6 +44,7 @@ pub fn all(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
         awkward::cases(),
         uneven::cases(),
         lost_rank::cases(),
+        many_layouts::cases(),
         generated::cases(),
         objectives::cases(),
         refusals::cases(),

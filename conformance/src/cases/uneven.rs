@@ -9,7 +9,7 @@ use drivetrain_core::{
     plan::MicrobatchLimit,
 };
 
-use super::{engine_state::equal, five_steps::optimizer, step::Setting};
+use super::{engine_state::equal, five_steps::optimizer, layouts::each_axis, step::Setting};
 use crate::{
     compare::Bound,
     fixture::{batches, dense, model},
@@ -20,14 +20,18 @@ use crate::{
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for ranks in [1, 2, 4] {
+    let data = [("ranks1", 1), ("ranks2", 2), ("ranks4", 4)];
+    let data = data.map(|(label, ranks)| (label, Layout::data(ranks)));
+    for (label, layout) in data.into_iter().chain(each_axis()) {
         let needs = Needs {
-            layout: Layout::data(ranks),
+            layout,
             ..Needs::model(&model("dense"))
         };
-        let mut add = |what: &str, run: fn(usize, &Subject, &mut Findings) -> Result<()>| {
-            let full = format!("uneven/ranks{ranks}/{what}");
-            cases.push(Case::new(full, needs.clone(), move |s, f| run(ranks, s, f)));
+        let mut add = |what: &str, run: fn(Layout, &Subject, &mut Findings) -> Result<()>| {
+            let full = format!("uneven/{label}/{what}");
+            cases.push(Case::new(full, needs.clone(), move |s, f| {
+                run(layout, s, f)
+            }));
         };
         add("non_finite_gradient_skips_everywhere", non_finite);
         add("fewer_sequences_than_ranks", fewer_sequences);
@@ -50,12 +54,12 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// One rank's infinite gradient: every rank skips, nothing changes, and the next step is as if it had not been.
-fn non_finite(ranks: usize, subject: &Subject, findings: &mut Findings) -> Result<()> {
+fn non_finite(layout: Layout, subject: &Subject, findings: &mut Findings) -> Result<()> {
     let model = model("dense");
     let setting = Setting::new(&model, subject.settings.seed)?;
     let mut job = subject.job(&model);
     job.config.optimizer = optimizer();
-    job.config.parallel.data_parallel_size = ranks;
+    layout.lay_out(&mut job);
     let nll = Nll::default();
     let run = |poisoned: bool| {
         subject.run_from(&job, &setting.weights, |rank| {
@@ -101,41 +105,46 @@ fn non_finite(ranks: usize, subject: &Subject, findings: &mut Findings) -> Resul
 }
 
 /// Ranks without a sequence take part and the result is the same.
-fn fewer_sequences(ranks: usize, subject: &Subject, findings: &mut Findings) -> Result<()> {
+fn fewer_sequences(layout: Layout, subject: &Subject, findings: &mut Findings) -> Result<()> {
     let model = model("dense");
     let setting = Setting::new(&model, subject.settings.seed)?;
     let batch = batches::scored(&[(6, 4)], model.vocab_size, subject.settings.seed)?;
-    let layout = Layout::data(ranks).sequences(1);
+    let layout = layout.sequences(1);
     setting.check_step(subject, findings, &batch, &Nll::default(), layout)?;
     let none = BatchBuilder::new().build()?;
     setting.check_step(subject, findings, &none, &Nll::default(), layout)
 }
 
 /// Seven sequences scored on some ranks: it ends, and every score is that of one rank.
-fn seven_evaluated(ranks: usize, subject: &Subject, findings: &mut Findings) -> Result<()> {
+fn seven_evaluated(layout: Layout, subject: &Subject, findings: &mut Findings) -> Result<()> {
     let model = model("dense");
     let setting = Setting::new(&model, subject.settings.seed)?;
     let batch = batches::eight(model.vocab_size, subject.settings.seed)?;
     let batch = batch.select(&(0..7).collect::<Vec<_>>());
     let whole = setting.score(subject, &batch, &ScoreRequest::default())?;
     let mut job = subject.job(&model);
-    job.config.parallel.data_parallel_size = ranks;
+    layout.lay_out(&mut job);
     let parts = subject.run_from(&job, &setting.weights, |rank| {
-        let share = rank.share(&batch, MicrobatchLimit::Sequences(2))?;
-        Ok(rank
-            .engine
-            .forward(&share, &ScoreRequest::default())?
-            .log_probs)
+        let limit = MicrobatchLimit::Sequences(2);
+        // What each rank's engine gave, then what the ranks make of it together.
+        let share = rank.share(&batch, limit)?;
+        let own = rank.engine.forward(&share, &ScoreRequest::default())?;
+        let all = rank.score(&batch, limit, &ScoreRequest::default())?;
+        Ok((rank.data_index, own, all))
     })?;
-    let found = parts.concat();
     let tolerance = setting.tolerances(subject, &batch, 1.0)?.log_prob;
-    findings.check(
-        "log_probs",
-        "",
-        &found,
-        &whole.log_probs,
-        Bound::Uniform(tolerance),
-    );
+    for (index, own, all) in &parts {
+        let peer = parts.iter().find(|(other, ..)| other == index);
+        let alike = peer.is_some_and(|(_, peer, _)| peer == own);
+        findings.fact("model-parallel peers have the same outputs", alike);
+        findings.check(
+            "log_probs",
+            "",
+            &all.log_probs,
+            &whole.log_probs,
+            Bound::Uniform(tolerance),
+        );
+    }
     Ok(())
 }
 

@@ -6,7 +6,10 @@ use drivetrain_core::{
     DType, Result,
     communicator::Communicator,
     config::JobSpec,
-    engine::{Backend, Capability, DataParallel, Engine, Moe, WeightInit},
+    engine::{
+        Backend, Capability, ContextParallel, DataParallel, Engine, ExpertParallel, Moe,
+        PipelineParallel, RecomputeCapability, TensorParallel, WeightInit,
+    },
     model::{Family, ParameterSpec},
     moe::ExpertBias,
     plan::TrainPlan,
@@ -29,6 +32,7 @@ pub(super) const NAME: &str = "reference";
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReferenceBackend {
     defect: Option<Defect>,
+    replicated: bool,
 }
 
 impl ReferenceBackend {
@@ -37,10 +41,20 @@ impl ReferenceBackend {
         Self::default()
     }
 
-    /// The oracle with one thing done wrong, to test a suite that should notice.
+    /// The oracle on every axis: each model-parallel peer computes the whole of its share, and recomputation changes
+    /// nothing. It stands for an engine that splits the model, to test a suite of such.
+    pub fn replicated() -> Self {
+        Self {
+            defect: None,
+            replicated: true,
+        }
+    }
+
+    /// The same with one thing done wrong, to test a suite that should notice.
     pub fn with_defect(defect: Defect) -> Self {
         Self {
             defect: Some(defect),
+            replicated: true,
         }
     }
 }
@@ -55,7 +69,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn capability(&self) -> Capability {
-        Capability {
+        let own = Capability {
             families: BTreeSet::from([
                 Family::Llama,
                 Family::Mistral,
@@ -82,6 +96,29 @@ impl Backend for ReferenceBackend {
             checkpoints: true,
             export_gradients: true,
             ..Capability::default()
+        };
+        if !self.replicated {
+            return own;
+        }
+        Capability {
+            data_parallel: Some(DataParallel {
+                replicate: true,
+                ..DataParallel::default()
+            }),
+            tensor_parallel: Some(TensorParallel {
+                sequence_parallel: true,
+                replicated_kv_heads: true,
+            }),
+            pipeline_parallel: Some(PipelineParallel { interleaved: true }),
+            context_parallel: Some(ContextParallel {}),
+            expert_parallel: Some(ExpertParallel {
+                expert_tensor: true,
+            }),
+            recompute: RecomputeCapability {
+                selective: true,
+                full: true,
+            },
+            ..own
         }
     }
 
@@ -105,12 +142,8 @@ impl Backend for ReferenceBackend {
             weights,
             bias: ExpertBias::zeros(&plan.model),
         };
-        Ok(Box::new(ReferenceEngine::new(
-            plan.clone(),
-            world,
-            policy,
-            self.defect,
-        )))
+        let engine = ReferenceEngine::new(plan.clone(), world, policy, self.defect)?;
+        Ok(Box::new(engine))
     }
 }
 

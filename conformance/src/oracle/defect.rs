@@ -105,11 +105,23 @@ pub enum Defect {
     ExportRounded,
     /// Import leaves the norms as they are.
     ImportSkipsNorms,
+    /// Gradients are summed over model-parallel peers too.
+    PeersAdded,
+    /// The norm counts what tensor-parallel ranks hold alike once on each of two.
+    ReplicatedCountedTwice,
+    /// The norm counts a tied embedding on the first stage and on the next.
+    TiedCountedTwice,
+    /// Only one of the model-parallel peers reports the loss.
+    LossOnOnePeer,
+    /// Only one of the model-parallel peers has the outputs.
+    OutputsOnOnePeer,
+    /// Model-parallel peers but the first do not update the norms.
+    PeerKeepsNorms,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Self; 50] = [
+    pub const ALL: [Self; 56] = [
         Self::AttentionCrossesSequences,
         Self::PositionsWrapAround,
         Self::WindowOffByOne,
@@ -160,5 +172,11 @@ impl Defect {
         Self::TagIgnored,
         Self::ExportRounded,
         Self::ImportSkipsNorms,
+        Self::PeersAdded,
+        Self::ReplicatedCountedTwice,
+        Self::TiedCountedTwice,
+        Self::LossOnOnePeer,
+        Self::OutputsOnOnePeer,
+        Self::PeerKeepsNorms,
     ];
 }

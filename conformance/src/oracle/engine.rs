@@ -11,6 +11,7 @@ use drivetrain_core::{
         Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
         Weights,
     },
+    mesh::MeshAxis,
     moe::{LOAD_BALANCING_LOSS, ROUTER_Z_LOSS, RouterLosses, no_expert_tokens},
     objective::{Objective, TokenOutputs},
     optim::{self, Decision, LearningRate, clip_factor, is_trained},
@@ -34,11 +35,14 @@ use super::{
 /// A metric of the oracle alone: how far the nearest choice of experts is from another.
 pub(crate) const ROUTER_MARGIN: &str = "router_margin";
 
-/// One rank: every rank holds all of the model and computes its share of the batch.
+/// One rank: every rank holds all of the model and computes its share of the batch; peers that get the same share
+/// compute the same.
 #[derive(Debug)]
 pub(super) struct ReferenceEngine {
     pub(super) plan: TrainPlan,
     pub(super) world: Arc<dyn Communicator>,
+    /// The ranks with other shares.
+    pub(super) data: Arc<dyn Communicator>,
     pub(super) policy: Policy,
     pub(super) snapshots: BTreeMap<String, Policy>,
     /// Of the open step, this rank's share.
@@ -58,11 +62,19 @@ impl ReferenceEngine {
         world: Arc<dyn Communicator>,
         policy: Policy,
         defect: Option<Defect>,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        let data = match plan.mesh.data_size() == world.world_size() {
+            true => world.clone(),
+            false => {
+                let axes = [MeshAxis::DataReplicate, MeshAxis::DataShard];
+                world.subgroup(&plan.mesh.group(world.rank(), &axes)?, "data")?
+            }
+        };
+        Ok(Self {
             optimizer: AdamW::new(&policy.weights),
             expert_tokens: no_expert_tokens(&plan.model),
             stale: None,
+            data,
             plan,
             world,
             policy,
@@ -70,7 +82,13 @@ impl ReferenceEngine {
             gradients: None,
             step: 0,
             defect,
-        }
+        })
+    }
+
+    /// Whether this rank differs from the first on this axis alone, and by one.
+    fn is_neighbour(&self, axis: MeshAxis) -> bool {
+        let group = self.plan.mesh.group(0, &[axis]);
+        group.is_ok_and(|ranks| ranks.get(1) == Some(&self.world.rank()))
     }
 
     pub(super) fn is(&self, defect: Defect) -> bool {
@@ -151,7 +169,7 @@ impl ReferenceEngine {
         let losses = Losses {
             losses: RouterLosses::new(&self.plan.config, &self.plan.model),
             totals,
-            world: &*self.world,
+            world: &*self.data,
             defect: self.defect,
         };
         let (tape, routed) = pass.routing();
@@ -187,13 +205,17 @@ impl ReferenceEngine {
             Some(Defect::NotReduced) => 0,
             _ => 1,
         };
+        let ranks = match self.is(Defect::PeersAdded) {
+            true => &self.world,
+            false => &self.data,
+        };
         for (name, gradient) in &mut sum {
             for _ in 0..rounds {
                 let buffer = (&mut gradient.data).into();
-                self.world.all_reduce(buffer, ReduceOp::Sum)?.wait()?;
+                ranks.all_reduce(buffer, ReduceOp::Sum)?.wait()?;
             }
             if self.is(Defect::AveragedOverRanks) {
-                *gradient = gradient.map(|g| g / self.world.world_size() as f64);
+                *gradient = gradient.map(|g| g / ranks.world_size() as f64);
             }
             if self.is(Defect::ParameterFrozen) && name == "model.norm.weight" {
                 *gradient = gradient.map(|_| 0.0);
@@ -230,6 +252,18 @@ impl ReferenceEngine {
         let mut own = gradients.values().map(squares).sum::<f64>();
         if self.world.rank() > 0 {
             own *= 0.0;
+        }
+        if self.is(Defect::ReplicatedCountedTwice) && self.is_neighbour(MeshAxis::Tensor) {
+            let replicated = self.plan.parameters.iter().filter(|p| p.shape.len() == 1);
+            own += replicated
+                .map(|p| squares(&gradients[&p.name]))
+                .sum::<f64>();
+        }
+        if self.is(Defect::TiedCountedTwice)
+            && self.plan.model.tied_embeddings
+            && self.is_neighbour(MeshAxis::Pipeline)
+        {
+            own += squares(&gradients[&self.plan.parameters[0].name]);
         }
         let schedule = LearningRate::new(&self.plan.config);
         let max = self.plan.config.optimizer.max_grad_norm;
@@ -269,6 +303,12 @@ impl ReferenceEngine {
             }
             let gradient = &gradients[&spec.name];
             let mut own = scale;
+            if self.is(Defect::PeerKeepsNorms)
+                && spec.shape.len() == 1
+                && !self.plan.mesh.is_data_leader(self.world.rank())
+            {
+                continue;
+            }
             if self.defect == Some(Defect::ClippedPerTensor) {
                 let norm = squares(gradient).sqrt() / divisor;
                 own = clip_factor(norm, optimizer.max_grad_norm) / divisor;
@@ -318,7 +358,7 @@ impl Engine for ReferenceEngine {
             self.gradients = Some(zeros_like(&self.policy.weights));
         }
         let (own, alone) = (report.loss, report.expert_tokens.clone());
-        report.all_reduce(&*self.world)?;
+        report.all_reduce(&*self.data)?;
         let counts = match self.is(Defect::BiasUpdatedAlone) {
             true => alone,
             false => report.expert_tokens.clone(),
@@ -328,6 +368,9 @@ impl Engine for ReferenceEngine {
             .for_each(|(sum, n)| *sum += n);
         if self.is(Defect::LossNotReduced) {
             report.loss = own;
+        }
+        if self.is(Defect::LossOnOnePeer) && !self.plan.mesh.is_data_leader(self.world.rank()) {
+            report.loss = 0.0;
         }
         report.seconds = began.elapsed().as_secs_f64();
         Ok(report)
@@ -345,7 +388,12 @@ impl Engine for ReferenceEngine {
         };
         let policy = self.weights(&request.weights)?;
         let spec = &self.plan.model;
-        Ok(Scored::new(spec, policy, batch, &selected, &wanted, self.defect)?.outputs())
+        let mut outputs =
+            Scored::new(spec, policy, batch, &selected, &wanted, self.defect)?.outputs();
+        if self.is(Defect::OutputsOnOnePeer) && !self.plan.mesh.is_data_leader(self.world.rank()) {
+            outputs.log_probs.fill(0.0);
+        }
+        Ok(outputs)
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {

@@ -20,7 +20,7 @@ pub struct SuiteArgs {
 }
 
 impl SuiteArgs {
-    /// Reads `--verbose`, `--report FILE`, `--seed N` and `--generated N` (also as `--key=value`) and leaves the rest to
+    /// Reads `--verbose`, `--all`, `--report FILE`, `--seed N` and `--generated N` (also as `--key=value`) and leaves the rest to
     /// the harness. `DRIVETRAIN_CONFORMANCE_SEED` sets the seed where no argument does.
     ///
     /// # Errors
@@ -35,6 +35,10 @@ impl SuiteArgs {
         while let Some(arg) = args.next() {
             if arg == "--verbose" {
                 parsed.verbose = true;
+                continue;
+            }
+            if arg == "--all" {
+                parsed.settings.all = true;
                 continue;
             }
             let (key, value) = match arg.split_once('=') {
@@ -77,12 +81,13 @@ mod tests {
             "--report=r.json",
             "--exact",
             "--verbose",
+            "--all",
         ];
         let parsed = SuiteArgs::parse(args.map(str::to_owned)).unwrap();
         assert_eq!(parsed.settings.seed, 7);
         assert_eq!(parsed.report, Some("r.json".into()));
         assert_eq!(parsed.harness.filter.as_deref(), Some("golden"));
-        assert!(parsed.harness.exact && parsed.verbose);
+        assert!(parsed.harness.exact && parsed.verbose && parsed.settings.all);
         assert!(SuiteArgs::parse(["--seed".to_owned()]).is_err());
         assert!(SuiteArgs::parse(["--seed=x".to_owned()]).is_err());
     }

@@ -24,6 +24,8 @@ pub struct Case {
     pub name: String,
     /// What a backend must claim for it.
     pub needs: Needs,
+    /// Whether it is one of many, of which a run takes a sample unless it is asked for all.
+    pub sampled: bool,
     run: Run,
 }
 
@@ -137,7 +139,17 @@ impl Case {
         Self {
             name: name.into(),
             needs,
+            sampled: false,
             run: Arc::new(run),
+        }
+    }
+
+    /// As one of many.
+    #[must_use]
+    pub fn sampled(self) -> Self {
+        Self {
+            sampled: true,
+            ..self
         }
     }
 

@@ -20,6 +20,17 @@ pub struct Layout {
     pub limit: MicrobatchLimit,
 }
 
+impl Layout {
+    /// Number of ranks.
+    pub fn num_ranks(&self) -> usize {
+        let p = &self.parallel;
+        p.data_parallel_size
+            * p.tensor_parallel_size
+            * p.context_parallel_size
+            * p.pipeline_parallel_size
+    }
+}
+
 impl Default for Layout {
     fn default() -> Self {
         Self::data(1)
@@ -43,6 +54,21 @@ impl Layout {
             modules: &[],
             limit: MicrobatchLimit::All,
         }
+    }
+
+    /// With the first layers computed again in backward.
+    #[must_use]
+    pub fn full_layers(self, full_layers: usize) -> Self {
+        Self {
+            full_layers,
+            ..self
+        }
+    }
+
+    /// With these modules of every layer computed again in backward.
+    #[must_use]
+    pub fn modules(self, modules: &'static [RecomputeModule]) -> Self {
+        Self { modules, ..self }
     }
 
     /// With micro-batches of this size.

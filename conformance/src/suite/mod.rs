@@ -25,7 +25,10 @@ pub use findings::{CaseReport, Findings};
 pub use layout::Layout;
 pub use subject::{Rank, Settings, Subject};
 
-use crate::cases;
+use crate::{cases, fixture::Random};
+
+/// How many of the cases of which there are many a run takes.
+pub const SAMPLE: usize = 40;
 
 /// The suite for some backends.
 #[derive(Debug)]
@@ -113,32 +116,37 @@ impl Suite {
         let reports = Arc::new(Mutex::new(Vec::new()));
         let mut trials = Vec::new();
         for backend in &self.backends {
-            let mut selected = 0;
+            let mut selected = Vec::new();
             let mut claims = self.claims(backend);
             let mut experts = self.claims_of_experts(backend);
             for case in self.cases() {
                 match case.needs.unmet(backend) {
-                    None => {
-                        selected += 1;
-                        claims.retain(|claim| !(claim.used)(&case.needs.layout));
-                        experts.retain(|claim| !(claim.used)(&case.needs.moe));
-                        trials.push(trial(case, backend, args.settings, reports.clone()));
-                    }
+                    None => selected.push(case),
                     Some(reason) => {
                         let key = (backend.name().to_owned(), reason);
                         outcome.skipped.entry(key).or_default().push(case.name);
                     }
                 }
             }
+            if !args.settings.all {
+                sample(&mut selected, args.settings.seed);
+            }
+            for case in &selected {
+                claims.retain(|claim| !(claim.used)(&case.needs.layout));
+                experts.retain(|claim| !(claim.used)(&case.needs.moe));
+            }
+            let count = selected.len();
+            let trial = |case| trial(case, backend, args.settings, reports.clone());
+            trials.extend(selected.into_iter().map(trial));
             let unjudged = claims.iter().map(|c| c.name);
             let unjudged = unjudged.chain(experts.iter().map(|c| c.name));
             outcome.unjudged.extend(unjudged.map(|claim| {
                 let name = backend.name();
                 format!("{name} claims {claim}, and no case was selected that puts it to work")
             }));
-            if selected < self.at_least {
+            if count < self.at_least {
                 outcome.unjudged.push(format!(
-                    "{}: {selected} cases selected, at least {} expected",
+                    "{}: {count} cases selected, at least {} expected",
                     backend.name(),
                     self.at_least
                 ));
@@ -196,6 +204,17 @@ impl Suite {
         });
         cases
     }
+}
+
+/// Keeps [`SAMPLE`] of the cases of which there are many, drawn by the seed.
+fn sample(cases: &mut Vec<Case>, seed: u64) {
+    let many = cases.iter().filter(|case| case.sampled);
+    let mut drawn: Vec<_> = many
+        .map(|case| (Random::new(seed, &case.name).next_u64(), case.name.clone()))
+        .collect();
+    drawn.sort();
+    drawn.truncate(SAMPLE);
+    cases.retain(|case| !case.sampled || drawn.iter().any(|(_, name)| *name == case.name));
 }
 
 fn trial(

@@ -5,12 +5,13 @@ use std::{sync::Arc, time::Duration};
 use drivetrain_core::{
     DType, Result,
     batch::Batch,
-    communicator::Intercepted,
+    communicator::{Communicator, Intercepted},
     config::{JobConfig, JobSpec, MoeConfig},
-    engine::{Backend, Guarded, WeightInit, build_engine},
+    engine::{Backend, Engine, Guarded, ScoreRequest, WeightInit, build_engine},
     launch::run_ranks,
     model::ModelSpec,
-    plan::{MicrobatchLimit, TrainPlan},
+    objective::TokenOutputs,
+    plan::{MicrobatchLimit, TrainPlan, plan_microbatches},
 };
 use serde_json::json;
 
@@ -26,6 +27,8 @@ pub struct Settings {
     pub seed: u64,
     /// Number of generated cases for each property.
     pub generated: u32,
+    /// Whether every one of many cases runs, not a sample of [`SAMPLE`](super::SAMPLE).
+    pub all: bool,
 }
 
 impl Default for Settings {
@@ -33,6 +36,7 @@ impl Default for Settings {
         Self {
             seed: 20_250_101,
             generated: 12,
+            all: false,
         }
     }
 }
@@ -57,7 +61,9 @@ pub struct Rank {
     pub plan: TrainPlan,
     /// Which data-parallel share it gets.
     pub data_index: usize,
-    /// All ranks, as the engine sees them; not armed.
+    /// All ranks, of whose operations none is lost.
+    pub world: Arc<dyn Communicator>,
+    /// The engine's sight of them; not armed.
     pub fault: Arc<Fault>,
 }
 
@@ -68,6 +74,33 @@ impl Rank {
     /// None but a defect's.
     pub fn share(&self, global: &Batch, limit: MicrobatchLimit) -> Result<Batch> {
         self.plan.cut(global, limit)?.share(global, self.data_index)
+    }
+
+    /// The whole of a batch, for every rank to compute, in a number of micro-batches that the plan's schedule takes.
+    ///
+    /// # Errors
+    /// None but a defect's.
+    pub fn whole(&self, batch: &Batch) -> Result<Batch> {
+        let multiple_of = self.plan.schedule.multiple_of(self.plan.mesh.pipeline);
+        let (lengths, groups) = (batch.lengths(), batch.groups());
+        plan_microbatches(&lengths, groups, 1, MicrobatchLimit::All, multiple_of)?.share(batch, 0)
+    }
+
+    /// Outputs of every token of a global batch, in its order, that the ranks compute together.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn score(
+        &mut self,
+        global: &Batch,
+        limit: MicrobatchLimit,
+        request: &ScoreRequest,
+    ) -> Result<TokenOutputs> {
+        let cut = self.plan.cut(global, limit)?;
+        let own = self
+            .engine
+            .forward(&cut.share(global, self.data_index)?, request)?;
+        cut.gather(global, &own, &self.plan.mesh, &*self.world)
     }
 }
 
@@ -170,6 +203,7 @@ impl Subject {
                 data_index: plan.mesh.data_index(world.rank()),
                 engine,
                 plan,
+                world,
                 fault,
             };
             body(&mut rank)

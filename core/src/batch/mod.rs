@@ -2,6 +2,7 @@
 
 mod build;
 mod column;
+mod fingerprint;
 mod totals;
 
 pub use build::BatchBuilder;

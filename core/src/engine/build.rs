@@ -50,6 +50,7 @@ pub fn build_engine(
             .max_length
             .unwrap_or(job.model.max_position_embeddings),
         parameters: job.model.parameters(),
+        mesh: plan.mesh,
     };
     if let WeightInit::Source(source) = &init {
         let fit = check_shapes(*source, &options.parameters);

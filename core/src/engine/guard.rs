@@ -10,7 +10,8 @@ use crate::{
     Error, ErrorKind, Result,
     batch::{Batch, BatchTotals},
     checkpoint::{SaveHandle, StateReader, StateWriter, check_state},
-    communicator::Communicator,
+    communicator::{Communicator, Work},
+    mesh::DeviceMesh,
     model::ParameterSpec,
     objective::{Checked, Objective, TokenOutputs},
     weights::{WeightSink, WeightSource, check_shapes},
@@ -25,6 +26,8 @@ pub struct GuardOptions {
     pub max_length: usize,
     /// The model's parameters, which what is read has to fit.
     pub parameters: Vec<ParameterSpec>,
+    /// How the ranks are arranged: which of them get the same share.
+    pub mesh: DeviceMesh,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -230,6 +233,45 @@ impl Guarded {
         Ok(())
     }
 
+    /// Ranks cut their shares into equal numbers of micro-batches, and model-parallel peers have the same share:
+    /// else collectives would not match, or would add what does not belong together.
+    fn alike(&self, operation: &'static str, batch: &Batch) -> Result<()> {
+        let ranks = self.world.world_size();
+        if ranks == 1 {
+            return Ok(());
+        }
+        let own = [batch.num_microbatches() as i64, batch.fingerprint() as i64];
+        let mut all = vec![0i64; 2 * ranks];
+        self.world
+            .all_gather(own.as_slice().into(), (&mut all).into(), &vec![2; ranks])
+            .and_then(Work::wait)?;
+        let fault = |message: &str, found: String, remedy: &str| {
+            Err(Error::new(ErrorKind::Data, operation, message)
+                .with("found", found)
+                .help(remedy))
+        };
+        let counts: Vec<i64> = all.iter().copied().step_by(2).collect();
+        if counts.iter().any(|count| *count != counts[0]) {
+            let message = "ranks cut their shares into different numbers of micro-batches";
+            let remedy = "cut the global batch with TrainPlan::cut, on every rank alike";
+            return fault(message, format!("{counts:?}, by rank"), remedy);
+        }
+        let mesh = &self.options.mesh;
+        for rank in 0..ranks {
+            let leader = (0..rank).find(|&r| mesh.data_index(r) == mesh.data_index(rank));
+            if let Some(leader) = leader.filter(|&r| all[2 * r + 1] != all[2 * rank + 1]) {
+                let message = "model-parallel peers were given different shares";
+                let found = format!("another share on rank {rank} than on rank {leader}");
+                return fault(
+                    message,
+                    found,
+                    "pass the share of the mesh's data_index(rank)",
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// Has the engine drop the open step of a call that failed. The first cause is what the caller gets, even
     /// where that fails too.
     fn dropped_if_failed<T>(&mut self, result: Result<T>) -> Result<T> {
@@ -282,6 +324,7 @@ impl Engine for Guarded {
             .and_then(|()| self.columns(batch, objective))
             .and_then(|()| self.ids(OPERATION, batch, requires.log_probs_at.as_deref()));
         self.world.agree(OPERATION, fit)?;
+        self.alike(OPERATION, batch)?;
         let result = self
             .inner
             .forward_backward(batch, &Checked(objective), totals);
@@ -308,6 +351,7 @@ impl Engine for Guarded {
             .fits(OPERATION, batch)
             .and_then(|()| self.ids(OPERATION, batch, request.log_probs_at.as_deref()));
         self.world.agree(OPERATION, fit)?;
+        self.alike(OPERATION, batch)?;
         let result = self.inner.forward(batch, request);
         self.note(result)
     }

@@ -136,6 +136,12 @@ pub struct StepOptions {
 ///
 /// All calls are collective over the ranks of the mesh, but for `memory`.
 ///
+/// A rank passes its data-parallel share of a batch, the same on all its model-parallel peers (tensor, context,
+/// pipeline, expert); every rank's is cut into as many micro-batches. What comes back is whole, and bit for bit equal
+/// on these peers: outputs for every token of the share, in its order, whichever rank computed them
+/// ([`MicrobatchPlan::gather`](crate::plan::MicrobatchPlan::gather) brings them into the global batch's order); reports
+/// are equal on every rank of the mesh. The guard refuses shares that differ among peers.
+///
 /// What only some backends claim (gradients, checkpoints, snapshots, offloading) is `Unsupported` unless an
 /// engine implements it.
 pub trait Engine: Send + fmt::Debug {

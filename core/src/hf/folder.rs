@@ -12,7 +12,7 @@ use crate::{
     DType, Error, ErrorKind, Result,
     model::{ModelSpec, ParameterSpec},
     tensor_file::TensorFile,
-    weights::WeightSource,
+    weights::{WeightSource, check_runs},
 };
 
 /// Buffers that old checkpoints carry and that follow from the config.
@@ -131,26 +131,41 @@ impl WeightSource for HfFolder {
         Ok((entry.shape.clone(), entry.dtype))
     }
 
-    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>> {
+    fn read_runs(&self, name: &str, runs: &[Range<usize>]) -> Result<Vec<f32>> {
         let (shape, _) = self.describe(name)?;
-        let num_rows = shape.first().copied().unwrap_or(1);
-        if rows.start > rows.end || rows.end > num_rows {
-            return Err(
-                Error::new(ErrorKind::Defect, "read_weights", "rows out of range")
-                    .with("tensor", name)
-                    .with("found", format!("{rows:?}"))
-                    .with("expected", format!("within 0..{num_rows}")),
-            );
+        let num_elements = check_runs(name, runs, shape.iter().product())?;
+        let file = self.file(name)?;
+        let mut values = Vec::with_capacity(num_elements);
+        let mut next = runs;
+        while !next.is_empty() {
+            let (near, behind) = next.split_at(neighbours(next));
+            let span = near[0].start..near[near.len() - 1].end;
+            let read = file.read_f32(name, span.clone())?;
+            for run in near {
+                values.extend_from_slice(&read[run.start - span.start..run.end - span.start]);
+            }
+            next = behind;
         }
-        let width: usize = shape.iter().skip(1).product();
-        self.file(name)?
-            .read_f32(name, rows.start * width..rows.end * width)
+        Ok(values)
     }
 
     fn read_f64(&self, name: &str) -> Result<Vec<f64>> {
         let (shape, _) = self.describe(name)?;
         self.file(name)?.read_f64(name, 0..shape.iter().product())
     }
+}
+
+/// How many of the first runs are read at once: they go upwards, with gaps of less than a page or two between them, and
+/// all of them are a few megabytes. A rank's part of a matrix that is split by columns is a short run a row.
+fn neighbours(runs: &[Range<usize>]) -> usize {
+    const GAP: usize = 1 << 12;
+    const MOST: usize = 1 << 20;
+    let start = runs[0].start;
+    let near = |pair: &[Range<usize>]| {
+        let gap = pair[1].start.checked_sub(pair[0].end);
+        gap.is_some_and(|gap| gap <= GAP) && pair[1].end - start <= MOST
+    };
+    1 + runs.windows(2).take_while(|pair| near(pair)).count()
 }
 
 /// Every tensor of every file, and the file's number.

@@ -1,5 +1,6 @@
 //! What each rank will hold and do, as plain data.
 
+mod gather;
 mod holding;
 mod microbatch;
 mod schedule;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use indexmap::IndexMap;
 
-use super::{SinkLayout, TensorSlice, WeightManifest, WeightSink, WeightSource};
+use super::{SinkLayout, TensorSlice, WeightManifest, WeightSink, WeightSource, check_runs};
 use crate::{DType, Error, ErrorKind, Result};
 
 /// Full tensors in host memory as f64, which holds every float dtype exactly. A sink and a source.
@@ -143,19 +143,11 @@ impl WeightSource for MemoryWeights {
         self.tensor(name).map(|t| (t.shape.clone(), t.dtype))
     }
 
-    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>> {
-        let tensor = self.tensor(name)?;
-        let width: usize = tensor.shape.iter().skip(1).product();
-        let values = tensor
-            .values
-            .get(rows.start * width..rows.end * width)
-            .ok_or_else(|| {
-                Error::new(ErrorKind::Defect, "read_weights", "rows out of range")
-                    .with("tensor", name)
-                    .with("found", format!("{rows:?}"))
-                    .with("expected", format!("{:?}", tensor.shape))
-            })?;
-        Ok(values.iter().map(|&v| v as f32).collect())
+    fn read_runs(&self, name: &str, runs: &[Range<usize>]) -> Result<Vec<f32>> {
+        let values = &self.tensor(name)?.values;
+        check_runs(name, runs, values.len())?;
+        let parts = runs.iter().flat_map(|run| &values[run.clone()]);
+        Ok(parts.map(|&v| v as f32).collect())
     }
 
     fn read_f64(&self, name: &str) -> Result<Vec<f64>> {

@@ -110,11 +110,12 @@ pub trait WeightSource: Send + Sync + fmt::Debug {
     /// `File` naming the tensor and where it was looked for.
     fn describe(&self, name: &str) -> Result<(Vec<usize>, DType)>;
 
-    /// Some rows (ranges of the first dim) of a tensor, as f32: exact from f32, f16 and bf16.
+    /// Some elements of a tensor, one run of its flattened elements after the other, as f32: exact from f32, f16 and
+    /// bf16. A rank reads its part so, and nothing else.
     ///
     /// # Errors
-    /// As `describe`.
-    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>>;
+    /// As `describe`; `Defect` for a run that is not within the tensor.
+    fn read_runs(&self, name: &str, runs: &[Range<usize>]) -> Result<Vec<f32>>;
 
     /// A whole tensor, as f32.
     ///
@@ -122,7 +123,8 @@ pub trait WeightSource: Send + Sync + fmt::Debug {
     /// As `describe`.
     fn read(&self, name: &str) -> Result<Vec<f32>> {
         let (shape, _) = self.describe(name)?;
-        self.read_rows(name, 0..shape.first().copied().unwrap_or(1))
+        let whole = 0..shape.iter().product();
+        self.read_runs(name, std::slice::from_ref(&whole))
     }
 
     /// A whole tensor, as f64: exact.
@@ -131,6 +133,45 @@ pub trait WeightSource: Send + Sync + fmt::Debug {
     /// As `describe`.
     fn read_f64(&self, name: &str) -> Result<Vec<f64>> {
         Ok(self.read(name)?.into_iter().map(f64::from).collect())
+    }
+}
+
+/// Reads runs of a tensor, one after the other, into memory of their size: a rank's part.
+///
+/// # Errors
+/// As [`WeightSource::read_runs`]; `File` if the source gives another number of elements.
+pub fn read_into(
+    source: &dyn WeightSource,
+    name: &str,
+    runs: &[Range<usize>],
+    target: &mut [f32],
+) -> Result<()> {
+    let values = source.read_runs(name, runs)?;
+    if values.len() != target.len() {
+        return Err(Error::new(
+            ErrorKind::File,
+            "import_weights",
+            "the source gave another number of elements than was asked for",
+        )
+        .with("tensor", name)
+        .with("expected", target.len())
+        .with("found", values.len()));
+    }
+    target.copy_from_slice(&values);
+    Ok(())
+}
+
+/// Holds runs against a tensor of this many elements; how many they are together.
+pub(crate) fn check_runs(name: &str, runs: &[Range<usize>], num_elements: usize) -> Result<usize> {
+    let within = |run: &&Range<usize>| run.start <= run.end && run.end <= num_elements;
+    match runs.iter().find(|run| !within(run)) {
+        None => Ok(runs.iter().map(Range::len).sum()),
+        Some(run) => Err(
+            Error::new(ErrorKind::Defect, "read_weights", "a run is out of range")
+                .with("tensor", name)
+                .with("found", format!("{run:?}"))
+                .with("expected", format!("within 0..{num_elements}")),
+        ),
     }
 }
 

@@ -2,18 +2,19 @@
 
 use std::{f64::consts::TAU, ops::Range};
 
+use indexmap::IndexMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{
     DType, Error, ErrorKind, Result,
     model::{ModelSpec, ParameterKind, ParameterSpec},
-    weights::WeightSource,
+    weights::{WeightSource, check_runs},
 };
 
 /// Weights drawn from a seed: norms 1, biases 0, all else normal with the config's `initializer_range`.
 #[derive(Debug)]
 pub struct SeededWeights {
-    parameters: Vec<ParameterSpec>,
+    parameters: IndexMap<String, ParameterSpec>,
     seed: u64,
     std: f64,
 }
@@ -26,47 +27,40 @@ impl SeededWeights {
             .get("initializer_range")
             .and_then(serde_json::Value::as_f64);
         Self {
-            parameters: model.parameters(),
+            parameters: (model.parameters().into_iter())
+                .map(|p| (p.name.clone(), p))
+                .collect(),
             seed,
             std: std.unwrap_or(0.02),
         }
     }
 
     fn parameter(&self, name: &str) -> Result<&ParameterSpec> {
-        self.parameters
-            .iter()
-            .find(|p| p.name == name)
-            .ok_or_else(|| {
-                Error::new(
-                    ErrorKind::File,
-                    "draw_weights",
-                    "the model has no such parameter",
-                )
-                .with("tensor", name)
-            })
+        self.parameters.get(name).ok_or_else(|| {
+            let message = "the model has no such parameter";
+            Error::new(ErrorKind::File, "draw_weights", message).with("tensor", name)
+        })
     }
 }
 
 impl WeightSource for SeededWeights {
     fn names(&self) -> Vec<String> {
-        self.parameters.iter().map(|p| p.name.clone()).collect()
+        self.parameters.keys().cloned().collect()
     }
 
     fn describe(&self, name: &str) -> Result<(Vec<usize>, DType)> {
         self.parameter(name).map(|p| (p.shape.clone(), p.dtype))
     }
 
-    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>> {
+    fn read_runs(&self, name: &str, runs: &[Range<usize>]) -> Result<Vec<f32>> {
         let parameter = self.parameter(name)?;
-        let width: usize = parameter.shape.iter().skip(1).product();
-        let mut values = vec![0.0; rows.len() * width];
-        fill(
-            self.seed,
-            parameter,
-            self.std,
-            rows.start * width,
-            &mut values,
-        );
+        let mut values = vec![0.0; check_runs(name, runs, parameter.num_elements())?];
+        let mut rest = values.as_mut_slice();
+        for run in runs {
+            let (own, behind) = rest.split_at_mut(run.len());
+            fill(self.seed, parameter, self.std, run.start, own);
+            rest = behind;
+        }
         Ok(values)
     }
 }

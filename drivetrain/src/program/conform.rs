@@ -19,7 +19,7 @@ pub(super) struct ConformArgs {
     /// Engines; all of this build if unsaid
     #[arg(long, value_delimiter = ',')]
     backends: Vec<String>,
-    /// Arguments of the suite, after `--`: a part of a case's name, --list, --seed N, --report FILE, --verbose
+    /// Arguments of the suite, after `--`: a part of a case's name, --list, --seed N, --all, --report FILE, --verbose
     #[arg(last = true)]
     suite: Vec<String>,
 }

@@ -21,7 +21,6 @@ use super::{
     evidence::{Evidence, Kept, StepEvidence},
     open_training_data,
     parity::{PARITY_STEPS, Parity, Truth},
-    scores::global_scores,
     timeout, total_threads,
     train::{first_weights, keep_reference},
 };
@@ -310,16 +309,10 @@ impl Rank<'_> {
             temperature: self.subject.objective.requires().temperature,
             ..ScoreRequest::default()
         };
-        let (plan, engine) = (self.cut(batch)?, &mut self.engine);
-        let scores = global_scores(
-            engine,
-            batch,
-            &plan,
-            &self.plan.mesh,
-            &*self.world,
-            &request,
-        )?;
-        Ok(scores.0)
+        let (cut, mesh) = (self.cut(batch)?, &self.plan.mesh);
+        let share = cut.share(batch, mesh.data_index(self.world.rank()))?;
+        let own = self.engine.forward(&share, &request)?;
+        Ok(cut.gather(batch, &own, mesh, &*self.world)?.log_probs)
     }
 }
 

@@ -6,7 +6,6 @@ mod export;
 mod output;
 mod parity;
 mod score;
-mod scores;
 mod train;
 
 pub use compare::{BackendRun, CompareOptions, CompareReport, compare};

@@ -5,13 +5,13 @@ use std::sync::{Mutex, PoisonError};
 use drivetrain_core::{
     Error, ErrorKind, Result,
     config::{LoadedJob, Overlong},
-    engine::{Backend, ScoreRequest, WeightInit, build_engine},
+    engine::{Backend, Engine, ScoreRequest, WeightInit, build_engine},
     launch::run_ranks,
     plan::MicrobatchLimit,
 };
 use serde::Serialize;
 
-use super::{open_data, scores::global_scores, timeout, train::first_weights};
+use super::{open_data, timeout, train::first_weights};
 
 /// What to compute.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,15 +67,16 @@ pub fn score(
         for global in dataset.in_order(spec.config.batch.global_batch_size) {
             let global = global?;
             let cut = plan.cut(&global, limit)?;
-            let (log_probs, entropies) =
-                global_scores(&mut engine, &global, &cut, &plan.mesh, &*world, &request)?;
+            let share = cut.share(&global, plan.mesh.data_index(world.rank()))?;
+            let own = engine.forward(&share, &request)?;
+            let outputs = cut.gather(&global, &own, &plan.mesh, &*world)?;
             if world.rank() == 0 {
                 let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
                 for s in 0..global.num_sequences() {
                     let part = |values: &[f64]| values[global.sequence(s)].to_vec();
                     sink(SequenceScores {
-                        log_probs: part(&log_probs),
-                        entropy: options.entropy.then(|| part(&entropies)),
+                        log_probs: part(&outputs.log_probs),
+                        entropy: outputs.entropy.as_deref().map(part),
                     })?;
                 }
             }

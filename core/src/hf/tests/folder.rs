@@ -61,9 +61,23 @@ fn every_float_dtype_is_read_exactly() {
                 (parameter.shape.clone(), dtype)
             );
             let width: usize = parameter.shape.iter().skip(1).product();
-            let rows = source.read_rows(&parameter.name, 1..3).unwrap();
-            assert_eq!(rows, expected[width..3 * width]);
-            assert!(source.read_rows(&parameter.name, 0..1000).is_err());
+            let read = |runs: &[_]| source.read_runs(&parameter.name, runs);
+            let rows = width..3 * width;
+            assert_eq!(read(std::slice::from_ref(&rows)).unwrap(), expected[rows]);
+            // The second half of each row, as a rank's part of a matrix split by columns; then backwards.
+            let mut runs: Vec<_> = (0..parameter.shape[0])
+                .map(|row| row * width + width / 2..(row + 1) * width)
+                .collect();
+            for _ in 0..2 {
+                let part: Vec<f32> = (runs.iter().cloned())
+                    .flat_map(|run| expected[run].to_vec())
+                    .collect();
+                assert_eq!(read(&runs).unwrap(), part);
+                runs.reverse();
+            }
+            assert!(read(&[]).unwrap().is_empty());
+            let beyond = expected.len()..expected.len() + 1;
+            assert_eq!(read(&[beyond]).unwrap_err().kind(), ErrorKind::Defect);
         }
         assert!(source.read("nothing").is_err());
     }
