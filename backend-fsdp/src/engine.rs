@@ -11,6 +11,7 @@ use drivetrain_core::{
         Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
         WeightInit, Weights,
     },
+    moe::{ExpertBias, RouterLosses, no_expert_tokens},
     objective::{Objective, ObjectiveValue, TokenOutputs},
     plan::TrainPlan,
     weights::{SeededWeights, WeightSink, WeightSource},
@@ -24,6 +25,7 @@ use crate::{
     model::{Packed, RopeTables, TokenGradients},
     optimizer::Optimizer,
     options::Options,
+    router::RouterPass,
     sharding::ShardGroup,
     units::Units,
     warm_up::warm_up,
@@ -40,7 +42,11 @@ pub(crate) struct FsdpEngine {
     units: Units,
     rope: RopeTables,
     optimizer: Optimizer,
-    snapshots: BTreeMap<String, Vec<Tensor>>,
+    bias: ExpertBias,
+    /// Of the open step.
+    expert_tokens: Vec<Vec<u64>>,
+    /// Shards, root first, and the selection bias that goes with them.
+    snapshots: BTreeMap<String, (Vec<Tensor>, ExpertBias)>,
 }
 
 impl FsdpEngine {
@@ -56,7 +62,7 @@ impl FsdpEngine {
         tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
         let _no_grad = tch::no_grad_guard();
         let group = ShardGroup::new(&world, &plan.mesh)?;
-        let mut units = Units::new(&plan.model, &group)?;
+        let mut units = Units::new(&plan.model, &plan.config.moe, &group)?;
         let shards = match init {
             WeightInit::Seed(seed) => {
                 let drawn = SeededWeights::new(&plan.model, seed);
@@ -74,6 +80,8 @@ impl FsdpEngine {
             units,
             rope: RopeTables::default(),
             optimizer: Optimizer::new(&plan.config),
+            bias: ExpertBias::zeros(&plan.model),
+            expert_tokens: no_expert_tokens(&plan.model),
             snapshots: BTreeMap::new(),
             plan: plan.clone(),
             world,
@@ -94,7 +102,11 @@ impl FsdpEngine {
         objective: &dyn Objective,
         totals: &BatchTotals,
     ) -> Result<ForwardBackwardReport> {
-        let mut report = ForwardBackwardReport::default();
+        let mut report = ForwardBackwardReport {
+            expert_tokens: no_expert_tokens(&self.plan.model),
+            ..ForwardBackwardReport::default()
+        };
+        let losses = RouterLosses::new(&self.plan.config, &self.plan.model);
         let mut outcome = Ok(());
         for mut part in batch.iter_microbatches() {
             if outcome.is_err() {
@@ -102,17 +114,27 @@ impl FsdpEngine {
             }
             let packed = self.pack(&part, &part.scored())?;
             let forwarded = self.pass().forward(&self.units, &packed)?;
+            let router = RouterPass {
+                losses,
+                part: &part,
+                totals,
+                data: &*self.world,
+            };
+            let router = router.gradients(&forwarded.routed(), &mut report)?;
             let mut head = None;
             if outcome.is_ok() {
                 outcome = self
                     .evaluate(&part, &packed, &forwarded, objective, totals, &mut report)
                     .map(|gradients| head = gradients);
             }
-            let pass = pass(&self.plan, &self.group, self.options);
-            pass.backward(&mut self.units, &packed, forwarded, head)?;
+            let pass = pass(&self.plan, &self.group, self.options, &self.bias);
+            pass.backward(&mut self.units, &packed, forwarded, head, &router)?;
         }
         self.world.agree("forward_backward", outcome)?;
         report.all_reduce(&*self.world)?;
+        let sums = self.expert_tokens.iter_mut().flatten();
+        let counts = report.expert_tokens.iter().flatten();
+        sums.zip(counts).for_each(|(sum, n)| *sum += n);
         Ok(report)
     }
 
@@ -161,16 +183,21 @@ impl FsdpEngine {
     }
 
     fn pass(&self) -> Pass<'_> {
-        pass(&self.plan, &self.group, self.options)
+        pass(&self.plan, &self.group, self.options, &self.bias)
     }
 
-    /// The shards that `weights` names, root first.
-    fn shards(&self, weights: &Weights) -> Result<Vec<&Tensor>> {
+    fn drop_step(&mut self) {
+        self.units.drop_gradients();
+        self.expert_tokens = no_expert_tokens(&self.plan.model);
+    }
+
+    /// The shards that `weights` names, root first, and the selection bias that goes with them.
+    fn shards(&self, weights: &Weights) -> Result<(Vec<&Tensor>, &ExpertBias)> {
         match weights {
-            Weights::Policy => Ok(self.units.weights()),
+            Weights::Policy => Ok((self.units.weights(), &self.bias)),
             Weights::Tag(tag) => {
-                let shards = self.snapshots.get(tag).ok_or_else(|| unguarded(tag))?;
-                Ok(shards.iter().collect())
+                let (shards, bias) = self.snapshots.get(tag).ok_or_else(|| unguarded(tag))?;
+                Ok((shards.iter().collect(), bias))
             }
         }
     }
@@ -206,7 +233,7 @@ impl Engine for FsdpEngine {
         let _no_grad = tch::no_grad_guard();
         let mut report = self
             .accumulate(batch, objective, totals)
-            .inspect_err(|_| self.units.drop_gradients())?;
+            .inspect_err(|_| self.drop_step())?;
         report.seconds = started.elapsed().as_secs_f64();
         Ok(report)
     }
@@ -223,8 +250,9 @@ impl Engine for FsdpEngine {
                 request.entropy,
                 request.log_probs_at.as_deref(),
             )?;
-            let shards = self.shards(&request.weights)?;
-            let scores = self.pass().score(&self.units, &shards, &packed, &asked)?;
+            let (shards, bias) = self.shards(&request.weights)?;
+            let pass = pass(&self.plan, &self.group, self.options, bias);
+            let scores = pass.score(&self.units, &shards, &packed, &asked)?;
             outputs.append(scores.spread(&packed, width));
         }
         Ok(outputs)
@@ -233,12 +261,17 @@ impl Engine for FsdpEngine {
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
         let _no_grad = tch::no_grad_guard();
         let answers = self.group.is_first_replica();
-        self.optimizer
-            .step(&mut self.units.all, &*self.world, answers, options)
+        let report = (self.optimizer).step(&mut self.units.all, &*self.world, answers, options)?;
+        if !report.skipped {
+            let rate = self.plan.config.moe.bias_update_rate;
+            self.bias.update(rate, &self.expert_tokens);
+        }
+        self.drop_step();
+        Ok(report)
     }
 
     fn zero_grad(&mut self) -> Result<()> {
-        self.units.drop_gradients();
+        self.drop_step();
         Ok(())
     }
 
@@ -248,7 +281,7 @@ impl Engine for FsdpEngine {
 
     fn export_weights(&mut self, weights: &Weights, sink: &mut dyn WeightSink) -> Result<()> {
         let chosen = self.plan.config.precision.export;
-        self.export(self.shards(weights)?, |own| chosen.unwrap_or(own), sink)
+        self.export(self.shards(weights)?.0, |own| chosen.unwrap_or(own), sink)
     }
 
     fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
@@ -264,14 +297,16 @@ impl Engine for FsdpEngine {
     fn import_weights(&mut self, weights: &Weights, source: &dyn WeightSource) -> Result<()> {
         let read = weights::read(&self.units.all, source);
         let shards = self.world.agree("import_weights", read)?;
+        let bias = ExpertBias::zeros(&self.plan.model);
         match weights {
             Weights::Policy => {
+                self.bias = bias;
                 for (unit, shard) in self.units.all.iter_mut().zip(shards) {
                     unit.weight = shard;
                 }
             }
             Weights::Tag(tag) => {
-                self.snapshots.insert(tag.clone(), shards);
+                self.snapshots.insert(tag.clone(), (shards, bias));
             }
         }
         Ok(())
@@ -279,18 +314,21 @@ impl Engine for FsdpEngine {
 
     fn save_state(&mut self, mut writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
         let speaks = self.group.is_first_replica();
+        self.bias.write(&mut *writer)?;
         checkpoint::save(&self.units.all, self.optimizer.step, speaks, &mut *writer)?;
         Ok(SaveHandle::pending(move || writer.finish()))
     }
 
     fn load_state(&mut self, reader: &dyn StateReader) -> Result<()> {
         self.optimizer.step = checkpoint::load(&mut self.units.all, reader)?;
+        self.bias = ExpertBias::read(&self.plan.model, reader)?;
+        self.expert_tokens = no_expert_tokens(&self.plan.model);
         Ok(())
     }
 
     fn snapshot(&mut self, tag: &str) -> Result<()> {
         let copies = self.units.weights().into_iter().map(Tensor::copy).collect();
-        self.snapshots.insert(tag.to_owned(), copies);
+        (self.snapshots).insert(tag.to_owned(), (copies, self.bias.clone()));
         Ok(())
     }
 
@@ -315,13 +353,20 @@ impl Engine for FsdpEngine {
     }
 }
 
-fn pass<'a>(plan: &'a TrainPlan, group: &'a ShardGroup, options: Options) -> Pass<'a> {
+fn pass<'a>(
+    plan: &'a TrainPlan,
+    group: &'a ShardGroup,
+    options: Options,
+    bias: &'a ExpertBias,
+) -> Pass<'a> {
     Pass {
         model: &plan.model,
         group,
         reshard: options.reshard_after_forward,
         recompute: plan.config.recompute.full_layers,
         logits_budget: plan.config.logits_budget_bytes,
+        bias,
+        frozen_router: plan.config.moe.frozen_router,
     }
 }
 

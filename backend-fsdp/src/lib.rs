@@ -5,7 +5,8 @@
 //! its forward pass, made whole again before its backward pass, and its gradient is summed into the parts.
 //!
 //! Reading order: `engine` (the step), `microbatch` (gather, forward, free; gather, backward, reduce), `sharding` (the
-//! collectives and who holds what), `model` (the transformer), `optimizer`, and `shim` for what libtorch's Rust
+//! collectives and who holds what), `model` (the transformer), `router`
+//! (what trains a choice of experts), `optimizer`, and `shim` for what libtorch's Rust
 //! binding lacks.
 
 mod backend;
@@ -18,6 +19,7 @@ mod model;
 mod optimizer;
 mod options;
 mod plan;
+mod router;
 mod sharding;
 mod shim;
 #[cfg(test)]

@@ -1,11 +1,20 @@
 //! One micro-batch: gather, forward, free; gather again, backward, reduce-scatter.
 
-use drivetrain_core::{Result, batch::Batch, model::ModelSpec, objective::TokenOutputs};
+use std::collections::BTreeMap;
+
+use drivetrain_core::{
+    Result,
+    batch::Batch,
+    model::{ModelSpec, ParameterKind},
+    moe::ExpertBias,
+    objective::TokenOutputs,
+};
 use tch::Tensor;
 
 use crate::{
     error::{Torch, torch},
-    model::{Block, Head, Normed, Packed, Root, Targets, TokenGradients, TokenScores},
+    model::{Block, Head, Normed, Packed, Root, Routing, Targets, TokenGradients, TokenScores},
+    router::RouterGradients,
     sharding::{Gathered, ShardGroup},
     shim,
     units::Units,
@@ -22,6 +31,10 @@ pub(crate) struct Pass<'a> {
     pub(crate) recompute: usize,
     /// Bytes for logits and what is derived from them.
     pub(crate) logits_budget: u64,
+    /// The experts' selection bias, which goes with the weights.
+    pub(crate) bias: &'a ExpertBias,
+    /// Whether routers' gradients are dropped.
+    pub(crate) frozen_router: bool,
 }
 
 /// What the head is asked for.
@@ -48,6 +61,20 @@ struct Kept {
     input: Tensor,
     /// With its graph, `[T, D]`; `None` is computed again.
     output: Option<Tensor>,
+    /// With its graph where the output has one; `None` without experts.
+    routing: Option<Routing>,
+}
+
+impl Forwarded {
+    /// How each layer with experts chose, where there were tokens.
+    pub(crate) fn routed(&self) -> BTreeMap<usize, &Routing> {
+        let kept = self.blocks.iter().map(|(_, kept)| kept.as_ref());
+        let routing = kept.map(|kept| kept.and_then(|kept| kept.routing.as_ref()));
+        let routed = routing.enumerate();
+        routed
+            .filter_map(|(layer, routing)| Some((layer, routing?)))
+            .collect()
+    }
 }
 
 /// Gradients on their way back from the head.
@@ -70,11 +97,13 @@ impl Pass<'_> {
                 Some(x) => {
                     let input = x.detach().set_requires_grad(true);
                     let graph = layer >= self.recompute;
-                    let output = self.block(units, layer, &whole, &input, packed, graph)?;
+                    let (output, routing) =
+                        self.block(units, layer, &whole, &input, packed, graph)?;
                     *x = output.detach();
                     Some(Kept {
                         input,
                         output: graph.then_some(output),
+                        routing,
                     })
                 }
                 None => None,
@@ -105,7 +134,7 @@ impl Pass<'_> {
         for layer in 0..self.model.num_layers() {
             let whole = self.gather(units, layer + 1, shards[layer + 1])?;
             if let Some(x) = &mut x {
-                *x = self.block(units, layer, &whole, x, packed, false)?;
+                *x = self.block(units, layer, &whole, x, packed, false)?.0;
             }
         }
         match self.norm(units, &root, x.as_ref(), packed)? {
@@ -159,13 +188,15 @@ impl Pass<'_> {
         run().map_err(torch("head_backward"))
     }
 
-    /// Back through the blocks into the sharded gradients. Collective; without gradients it adds 0.
+    /// Back through the blocks into the sharded gradients, from those of the head and, by layer, of the router's losses.
+    /// Collective; without gradients it adds 0.
     pub(crate) fn backward(
         &self,
         units: &mut Units,
         packed: &Packed,
         mut forwarded: Forwarded,
         head: Option<HeadGradients>,
+        router: &BTreeMap<usize, RouterGradients>,
     ) -> Result<()> {
         let (mut root_gradients, mut d_x) = (None, None);
         if let (Some(mut head), Some(normed)) = (head, forwarded.normed.take()) {
@@ -186,7 +217,8 @@ impl Pass<'_> {
             )?;
             let gradients = match (kept, &mut d_x) {
                 (Some(kept), Some(d_x)) => {
-                    Some(self.backward_block(units, layer, &whole, kept, packed, d_x)?)
+                    let back = (d_x, router.get(&layer));
+                    Some(self.backward_block(units, layer, &whole, kept, packed, back)?)
                 }
                 _ => None,
             };
@@ -210,17 +242,29 @@ impl Pass<'_> {
         whole: &Gathered,
         kept: Kept,
         packed: &Packed,
-        d_x: &mut Tensor,
+        (d_x, router): (&mut Tensor, Option<&RouterGradients>),
     ) -> Result<Vec<Tensor>> {
-        let Kept { input, output } = kept;
-        let output = match output {
-            Some(output) => output,
+        let input = kept.input;
+        let (output, routing) = match kept.output {
+            Some(output) => (output, kept.routing),
             None => self.block(units, layer, whole, &input, packed, true)?,
         };
+        let mut outputs = vec![(&output, &*d_x)];
+        if let (Some(routing), Some(router)) = (&routing, router) {
+            let by_probs = router.probs.as_ref().map(|d| (&routing.probs, d));
+            let by_log_sum = router.log_sum.as_ref().map(|d| (&routing.log_sum, d));
+            outputs.extend(by_probs.into_iter().chain(by_log_sum));
+        }
         let inputs: Vec<_> = std::iter::once(&input).chain(whole.parameters()).collect();
-        let mut gradients =
-            shim::gradients(&output, &inputs, d_x).map_err(torch("block_backward"))?;
+        let mut gradients = shim::gradients(&outputs, &inputs).map_err(torch("block_backward"))?;
         *d_x = gradients.remove(0);
+        if self.frozen_router {
+            let specs = units.all[layer + 1].layout.specs().iter();
+            let routers = gradients.iter_mut().zip(specs);
+            for (gradient, _) in routers.filter(|(_, s)| s.kind == ParameterKind::Router) {
+                *gradient = gradient.f_zeros_like().map_err(torch("block_backward"))?;
+            }
+        }
         Ok(gradients)
     }
 
@@ -261,10 +305,16 @@ impl Pass<'_> {
         x: &Tensor,
         packed: &Packed,
         graph: bool,
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, Option<Routing>)> {
         let specs = units.all[layer + 1].layout.specs();
         let window = self.model.layers[layer].sliding_window;
-        let block = Block::new(units.shape, window, specs, whole.parameters());
+        let block = Block::new(
+            units.shape,
+            window,
+            self.bias.of(layer),
+            specs,
+            whole.parameters(),
+        );
         let run = || block.forward(x, packed);
         let output = match graph {
             true => tch::with_grad(run),

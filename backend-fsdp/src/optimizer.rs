@@ -3,9 +3,9 @@
 use drivetrain_core::{
     Result,
     communicator::Communicator,
-    config::{JobConfig, OptimizerConfig},
+    config::JobConfig,
     engine::{OptimReport, StepOptions},
-    optim::{self, LearningRate, weight_decay},
+    optim::{self, LearningRate, is_trained, weight_decay},
 };
 use tch::{Device, Kind, Tensor};
 
@@ -18,7 +18,7 @@ use crate::{
 /// Settings, schedule, and the number of committed steps.
 #[derive(Debug)]
 pub(crate) struct Optimizer {
-    config: OptimizerConfig,
+    config: JobConfig,
     schedule: LearningRate,
     /// Committed steps.
     pub(crate) step: u64,
@@ -28,7 +28,7 @@ impl Optimizer {
     /// The optimizer of a job, before its first step.
     pub(crate) fn new(config: &JobConfig) -> Self {
         Self {
-            config: config.optimizer,
+            config: config.clone(),
             schedule: LearningRate::new(config),
             step: 0,
         }
@@ -51,7 +51,7 @@ impl Optimizer {
             own.map_err(torch("grad_norm")),
             self.step,
             &self.schedule,
-            self.config.max_grad_norm,
+            self.config.optimizer.max_grad_norm,
             options,
         )?;
         let report = decision.report;
@@ -76,9 +76,11 @@ impl Optimizer {
         if scale != 1.0 {
             let _ = gradient.f_mul_scalar_(scale)?;
         }
-        let decay = |p: usize| weight_decay(&self.config, &unit.layout.specs()[p]);
-        let mut rest: Vec<usize> = (0..unit.layout.specs().len())
+        let (config, specs) = (self.config.optimizer, unit.layout.specs());
+        let decay = |p: usize| weight_decay(&config, &specs[p]);
+        let mut rest: Vec<usize> = (0..specs.len())
             .filter(|&p| !unit.layout.shard(unit.rank, p).is_empty())
+            .filter(|&p| is_trained(&self.config, &specs[p]))
             .collect();
         while let Some(&first) = rest.first() {
             let (alike, others): (Vec<_>, Vec<_>) =
@@ -93,10 +95,10 @@ impl Optimizer {
                 &parts(&unit.exp_avg_sq)?,
                 shim::AdamwScalars {
                     learning_rate,
-                    beta1: self.config.beta1,
-                    beta2: self.config.beta2,
+                    beta1: config.beta1,
+                    beta2: config.beta2,
                     weight_decay: decay(first),
-                    epsilon: self.config.epsilon,
+                    epsilon: config.epsilon,
                     count: self.step + 1,
                 },
             )?;

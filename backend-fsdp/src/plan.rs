@@ -2,9 +2,10 @@
 
 use drivetrain_core::{
     Result,
-    config::JobSpec,
+    config::{JobSpec, LoadBalancing},
     mesh::{DeviceMesh, MeshAxis},
     model::{MlpSpec, ModelSpec, ParameterKind, ParameterSpec},
+    moe::RouterLosses,
     plan::{PipelineKind, PlannedCollective, PlannedOp, Sizes, TrainPlan, stages},
 };
 
@@ -17,7 +18,7 @@ pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
     let sizes = Sizes::of(job)?;
     Ok(TrainPlan {
         backend: backend.to_owned(),
-        collectives: collectives(model, &mesh, options, sizes.num_microbatches),
+        collectives: collectives(job, &mesh, options, sizes.num_microbatches),
         mesh,
         model: model.clone(),
         config: config.clone(),
@@ -29,13 +30,15 @@ pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
     })
 }
 
-/// Per micro-batch: root gathered once, blocks twice (but the last), all gradients scattered. Per step: the norm.
+/// Per micro-batch: root gathered once, blocks twice (but the last), all gradients scattered, and the load of experts
+/// where it is balanced over ranks. Per step: the norm.
 fn collectives(
-    model: &ModelSpec,
+    job: &JobSpec,
     mesh: &DeviceMesh,
     options: Options,
     num_microbatches: usize,
 ) -> Vec<PlannedCollective> {
+    let model = &job.model;
     let specs = model.parameters();
     let bytes = |layer: Option<usize>| {
         let of = specs.iter().filter(|s| s.layer == layer);
@@ -78,6 +81,14 @@ fn collectives(
             num_microbatches,
         );
     }
+    let losses = RouterLosses::new(&job.config, model);
+    if losses.balancing == Some(LoadBalancing::Global) {
+        let counts = losses.num_layers * losses.num_experts + 2;
+        let bytes = (counts * size_of::<f64>()) as u64;
+        for axis in [MeshAxis::DataShard, MeshAxis::DataReplicate] {
+            add("all_reduce", axis, bytes, num_microbatches);
+        }
+    }
     add("all_reduce", MeshAxis::DataShard, 16, 1);
     list
 }
@@ -100,11 +111,17 @@ fn ops(model: &ModelSpec, tokens: usize, length: usize) -> Vec<PlannedOp> {
         let (ParameterKind::ColumnLinear
         | ParameterKind::KeyValueLinear
         | ParameterKind::RowLinear
+        | ParameterKind::Router
         | ParameterKind::Head) = spec.kind
         else {
             continue;
         };
         let (n, k) = (spec.shape[0], spec.shape[1]);
+        // An expert's share, where the load is even.
+        let tokens = match (spec.expert, model.moe) {
+            (Some(_), Some(moe)) => (tokens * moe.experts_per_token).div_ceil(moe.num_experts),
+            _ => tokens,
+        };
         let module = spec.name.trim_end_matches(".weight").to_owned();
         add("gemm", module, tokens, n, k, tokens * k);
     }
@@ -117,10 +134,13 @@ fn ops(model: &ModelSpec, tokens: usize, length: usize) -> Vec<PlannedOp> {
         let seen = layer.sliding_window.map_or(length, |w| w.min(length));
         let module = format!("model.layers.{index}.self_attn");
         add("attention", module, tokens, seen, heads, 4 * tokens * heads);
-        if let MlpSpec::Dense { ffn_size } = layer.mlp {
-            let module = format!("model.layers.{index}.mlp");
-            add("swiglu", module, tokens, ffn_size, 1, 3 * tokens * ffn_size);
-        }
+        let (rows, ffn_size) = match (layer.mlp, model.moe) {
+            (MlpSpec::Dense { ffn_size }, _) => (tokens, ffn_size),
+            (MlpSpec::Moe, Some(moe)) => (tokens * moe.experts_per_token, moe.ffn_size),
+            (MlpSpec::Moe, None) => continue,
+        };
+        let module = format!("model.layers.{index}.mlp");
+        add("swiglu", module, rows, ffn_size, 1, 3 * rows * ffn_size);
     }
     list
 }

@@ -1,6 +1,6 @@
 //! The model as units: the root, then the blocks.
 
-use drivetrain_core::{Error, ErrorKind, Result, model::ModelSpec};
+use drivetrain_core::{Error, ErrorKind, Result, config::MoeConfig, model::ModelSpec};
 use tch::Tensor;
 
 use crate::{
@@ -21,7 +21,7 @@ pub(crate) struct Units {
 
 impl Units {
     /// Cuts a model into units whose shards are all 0.
-    pub(crate) fn new(model: &ModelSpec, group: &ShardGroup) -> Result<Self> {
+    pub(crate) fn new(model: &ModelSpec, moe: &MoeConfig, group: &ShardGroup) -> Result<Self> {
         let specs = model.parameters();
         let of = |layer: Option<usize>| {
             let chosen = specs.iter().filter(|s| s.layer == layer).cloned().collect();
@@ -41,7 +41,7 @@ impl Units {
         Ok(Self {
             all,
             root,
-            shape: BlockShape::new(model),
+            shape: BlockShape::new(model, moe),
         })
     }
 

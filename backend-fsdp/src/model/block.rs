@@ -1,11 +1,16 @@
 //! One transformer block.
 
-use drivetrain_core::model::{ModelSpec, ParameterSpec};
-use tch::Tensor;
+use drivetrain_core::{
+    DType,
+    config::MoeConfig,
+    model::{ModelSpec, MoeSpec, ParameterKind, ParameterSpec},
+};
+use tch::{Kind, Tensor};
 
 use super::{
-    Packed,
+    Packed, Routing,
     attention::{attend, rotate},
+    experts::Experts,
 };
 use crate::{error::Torch, shim::rms_norm};
 
@@ -14,12 +19,20 @@ use crate::{error::Torch, shim::rms_norm};
 pub(crate) struct BlockShape {
     head_dim: i64,
     eps: f64,
+    moe: Option<MoeSpec>,
+    /// Of routers.
+    router: Kind,
 }
 
 impl BlockShape {
-    /// Those of a model.
-    pub(crate) fn new(model: &ModelSpec) -> Self {
+    /// Those of a model, its routers in the dtype that the job says.
+    pub(crate) fn new(model: &ModelSpec, moe: &MoeConfig) -> Self {
         Self {
+            moe: model.moe,
+            router: match moe.router_dtype {
+                DType::F64 => Kind::Double,
+                _ => Kind::Float,
+            },
             head_dim: model.head_dim as i64,
             eps: model.rms_norm_eps,
         }
@@ -31,30 +44,55 @@ impl BlockShape {
 pub(crate) struct Block<'a> {
     shape: BlockShape,
     window: Option<usize>,
+    bias: Option<&'a [f64]>,
     specs: &'a [ParameterSpec],
     parameters: &'a [Tensor],
 }
 
 impl<'a> Block<'a> {
-    /// A block with these gathered parameters, in the order of `specs`.
+    /// A block with these gathered parameters, in the order of `specs`, and the selection bias of its experts.
     pub(crate) fn new(
         shape: BlockShape,
         window: Option<usize>,
+        bias: Option<&'a [f64]>,
         specs: &'a [ParameterSpec],
         parameters: &'a [Tensor],
     ) -> Self {
         Self {
             shape,
             window,
+            bias,
             specs,
             parameters,
         }
     }
 
-    /// `x` `[T, D]` through attention and feed-forward, each added to its input.
-    pub(crate) fn forward(&self, x: &Tensor, packed: &Packed) -> Torch<Tensor> {
+    /// `x` `[T, D]` through attention and feed-forward, each added to its input; with experts also how they were chosen.
+    pub(crate) fn forward(&self, x: &Tensor, packed: &Packed) -> Torch<(Tensor, Option<Routing>)> {
         let x = x.f_add(&self.attention(&self.norm(x, "input_layernorm")?, packed)?)?;
-        x.f_add(&self.feed_forward(&self.norm(&x, "post_attention_layernorm")?)?)
+        let normed = self.norm(&x, "post_attention_layernorm")?;
+        let (fed, routing) = match self.experts() {
+            Some(experts) => {
+                let (fed, routing) = experts.forward(&normed)?;
+                (fed, Some(routing))
+            }
+            None => (self.feed_forward(&normed)?, None),
+        };
+        Ok((x.f_add(&fed)?, routing))
+    }
+
+    /// `None` in a layer without. An expert's parameters lie together, expert after expert.
+    fn experts(&self) -> Option<Experts<'a>> {
+        let spec = self.shape.moe?;
+        let router = (self.specs.iter()).position(|s| s.kind == ParameterKind::Router)?;
+        let first = self.specs.iter().position(|s| s.expert == Some(0))?;
+        Some(Experts {
+            spec,
+            kind: self.shape.router,
+            bias: self.bias,
+            router: self.parameters.get(router)?,
+            weights: self.parameters.get(first..first + 3 * spec.num_experts)?,
+        })
     }
 
     fn attention(&self, x: &Tensor, packed: &Packed) -> Torch<Tensor> {

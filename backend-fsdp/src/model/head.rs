@@ -331,7 +331,7 @@ mod tests {
             ((log_probs, entropies, log_probs_at), loss)
         });
         let one = Tensor::ones_like(&loss);
-        let exact = shim::gradients(&loss, &[&hidden, &weight], &one).unwrap();
+        let exact = shim::gradients(&[(&loss, &one)], &[&hidden, &weight]).unwrap();
         assert_close(&scores.log_probs, &column(&truth.0), 1e-6, "log_probs");
         assert_eq!(scores.entropy.is_some(), entropy);
         if let Some(found) = &scores.entropy {

@@ -97,7 +97,7 @@ impl<'a> Root<'a> {
         gradients: &mut [Tensor],
     ) -> Torch<Tensor> {
         let weight = &self.parameters[self.index.norm];
-        let found = shim::gradients(&normed.output, &[&normed.selected, weight], d_hidden)?;
+        let found = shim::gradients(&[(&normed.output, d_hidden)], &[&normed.selected, weight])?;
         let _ = gradients[self.index.norm].f_add_(&found[1])?;
         let [num_tokens, dim] = [packed.num_tokens as i64, d_hidden.size()[1]];
         let mut d_x = Tensor::f_zeros([num_tokens, dim], (d_hidden.kind(), d_hidden.device()))?;

@@ -19,9 +19,9 @@ struct TensorList {
 
 std::unique_ptr<TensorList> tensor_list();
 
-// Gradients of `output` with respect to each of `inputs`, given the gradient of something with respect to
-// `output`. Frees the graph. An input that does not contribute is an error.
-std::unique_ptr<TensorList> gradients(const at::Tensor& output, const TensorList& inputs,
-                                      const at::Tensor& output_gradient);
+// Gradients of something with respect to each of `inputs`, given its gradients with respect to each of `outputs`.
+// Frees the graph. An input that does not contribute is an error.
+std::unique_ptr<TensorList> gradients(const TensorList& outputs, const TensorList& inputs,
+                                      const TensorList& output_gradients);
 
 }  // namespace drivetrain

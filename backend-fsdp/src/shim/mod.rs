@@ -25,9 +25,9 @@ mod ffi {
         fn size(self: &TensorList) -> usize;
         fn take(self: Pin<&mut TensorList>, index: usize) -> Result<UniquePtr<Tensor>>;
         fn gradients(
-            output: &Tensor,
+            outputs: &TensorList,
             inputs: &TensorList,
-            output_gradient: &Tensor,
+            output_gradients: &TensorList,
         ) -> Result<UniquePtr<TensorList>>;
 
         include!("adamw.h");
@@ -53,15 +53,13 @@ mod ffi {
     }
 }
 
-/// Gradients with respect to `inputs`, given the gradient with respect to `output`. Frees the graph.
-pub(crate) fn gradients(
-    output: &Tensor,
-    inputs: &[&Tensor],
-    output_gradient: &Tensor,
-) -> Torch<Vec<Tensor>> {
-    let list = list(inputs.iter().copied());
-    let mut gradients =
-        ffi::gradients(borrow(output), &list, borrow(output_gradient)).map_err(thrown)?;
+/// Gradients with respect to `inputs`, given those with respect to some outputs: pairs of an output and its gradient.
+/// Frees the graph.
+pub(crate) fn gradients(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Torch<Vec<Tensor>> {
+    let given = list(outputs.iter().map(|(_, gradient)| *gradient));
+    let outputs = list(outputs.iter().map(|(output, _)| *output));
+    let inputs = list(inputs.iter().copied());
+    let mut gradients = ffi::gradients(&outputs, &inputs, &given).map_err(thrown)?;
     (0..gradients.size())
         .map(|i| gradients.pin_mut().take(i).map(own).map_err(thrown))
         .collect()
@@ -157,7 +155,7 @@ mod tests {
         let back = crate::host::floats_mut(&mut back).unwrap();
         back.copy_from_slice(&[3.0, 4.0, 5.0, 6.0]);
         let dy = Tensor::from_slice(&[1.0f32, 10.0]).reshape([1, 2]);
-        let g = gradients(&y, &[&x, &w], &dy).unwrap();
+        let g = gradients(&[(&y, &dy)], &[&x, &w]).unwrap();
         assert_eq!(
             Vec::<f32>::try_from(g[0].flatten(0, -1)).unwrap(),
             [53.0, 64.0]
@@ -178,7 +176,7 @@ mod tests {
         });
         let (x, weight) = (x.set_requires_grad(true), weight.set_requires_grad(true));
         let y = rms_norm(&x, &weight, 1e-5).unwrap();
-        let found = gradients(&y, &[&x, &weight], &dy).unwrap();
+        let found = gradients(&[(&y, &dy)], &[&x, &weight]).unwrap();
         let double = |t: &Tensor| {
             t.detach()
                 .to_kind(tch::Kind::Double)
@@ -186,7 +184,11 @@ mod tests {
         };
         let (x64, weight64) = (double(&x), double(&weight));
         let y64 = x64.rms_norm(13, Some(&weight64), 1e-5);
-        let truth = gradients(&y64, &[&x64, &weight64], &dy.to_kind(tch::Kind::Double)).unwrap();
+        let truth = gradients(
+            &[(&y64, &dy.to_kind(tch::Kind::Double))],
+            &[&x64, &weight64],
+        )
+        .unwrap();
         for (found, truth) in [(&y, &y64), (&found[0], &truth[0]), (&found[1], &truth[1])] {
             assert_eq!(found.size(), truth.size());
             let gap = f64::try_from((found - truth).abs().max() / truth.abs().max()).unwrap();
@@ -198,6 +200,6 @@ mod tests {
     fn an_input_outside_the_graph_is_an_error() {
         let x = Tensor::from_slice(&[1.0f32]).set_requires_grad(true);
         let stray = Tensor::from_slice(&[1.0f32]).set_requires_grad(true);
-        assert!(gradients(&(&x * 2.0), &[&stray], &Tensor::from_slice(&[1.0f32])).is_err());
+        assert!(gradients(&[(&(&x * 2.0), &Tensor::from_slice(&[1.0f32]))], &[&stray]).is_err());
     }
 }
