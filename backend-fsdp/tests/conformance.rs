@@ -6,5 +6,5 @@ use drivetrain_conformance::Suite;
 use drivetrain_fsdp::Fsdp;
 
 fn main() -> ExitCode {
-    Suite::new(vec![Arc::new(Fsdp)]).at_least(735).main()
+    Suite::new(vec![Arc::new(Fsdp)]).at_least(1000).main()
 }
