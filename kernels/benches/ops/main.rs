@@ -5,6 +5,7 @@
 //! `cargo bench -p drivetrain-kernels [-- FILTER]`. One thread, or `KERNEL_THREADS=n`.
 
 mod compute;
+mod experts;
 mod memory;
 mod report;
 
@@ -41,6 +42,7 @@ fn all(criterion: &mut Criterion) {
     memory::rows(&mut report);
     memory::cross_entropy(&mut report);
     memory::flat(&mut report);
+    experts::experts(&mut report);
 }
 
 criterion_group! {
