@@ -17,7 +17,6 @@
 #[macro_use]
 mod cpu;
 mod check;
-#[cfg(feature = "cuda")]
 pub mod cuda;
 mod micro;
 pub mod ops;

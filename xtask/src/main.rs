@@ -3,8 +3,10 @@
 mod arrows;
 mod demo;
 mod libtorch;
+mod nvrtc;
 mod progress;
 mod test;
+mod wheels;
 mod workspace;
 
 use clap::{Parser, Subcommand};
@@ -19,7 +21,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Chore {
-    /// Fetch and verify everything a build needs (libtorch), once per user
+    /// Fetch and verify everything builds and tests need (libtorch, NVRTC), once per user
     Setup {
         /// Hash every installed file again instead of comparing sizes
         #[arg(long)]
@@ -67,8 +69,9 @@ fn run(chore: Chore) -> anyhow::Result<ExitCode> {
         Chore::Setup { verify } => {
             let libtorch = libtorch::ensure(verify)?;
             println!(
-                "{}\nFor plain cargo commands in this shell:\n  {}",
+                "{}\n{}\nFor plain cargo commands in this shell:\n  {}",
                 libtorch.describe(),
+                nvrtc::ensure(verify)?.describe(),
                 libtorch.export_line()
             );
         }

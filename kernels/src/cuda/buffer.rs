@@ -8,6 +8,7 @@ use half::bf16;
 
 use super::driver::{Arg, Driver, Launch};
 use super::{CudaError, Module};
+use crate::ops::gemm::Gemm;
 
 /// A handle on a device and its stream. Clones share both.
 #[derive(Debug, Clone)]
@@ -96,6 +97,33 @@ impl Device {
         };
         // SAFETY: the caller's.
         unsafe { self.0.launch(&launch) }
+    }
+}
+
+impl Device {
+    /// C = alpha op(A) op(B) + beta C. An empty sum is 0.
+    ///
+    /// # Safety
+    /// As [`Driver::gemm`], but sizes may be 0.
+    pub(crate) unsafe fn gemm(&self, dims: &Gemm, operands: [u64; 3]) -> Result<(), CudaError> {
+        if dims.m == 0 || dims.n == 0 || (dims.k == 0 && dims.beta == 1.0) {
+            return Ok(());
+        }
+        if dims.k > 0 {
+            // SAFETY: the caller's.
+            return unsafe { self.0.gemm(dims, operands) };
+        }
+        assert!(
+            dims.beta == 0.0,
+            "gemm: an empty sum with beta {} on a device",
+            dims.beta
+        );
+        for row in 0..dims.m {
+            let address = operands[2] + (row * dims.ldc * size_of::<f32>()) as u64;
+            // SAFETY: the caller's: a row of C.
+            unsafe { self.0.zero(address, dims.n * size_of::<f32>())? };
+        }
+        Ok(())
     }
 }
 
@@ -318,6 +346,15 @@ impl<'a> Rows<'a> {
         (self.0.rows, self.0.width)
     }
 
+    pub(crate) fn address(&self) -> u64 {
+        self.0.address
+    }
+
+    /// Elements between the starts of two rows.
+    pub(crate) fn stride(&self) -> usize {
+        self.0.stride
+    }
+
     /// Address and stride, as kernels take them.
     pub(crate) fn args(&self) -> [Arg; 2] {
         self.0.args()
@@ -371,6 +408,15 @@ impl<'a> RowsMut<'a> {
         (self.shape.rows, self.shape.width)
     }
 
+    pub(crate) fn address(&self) -> u64 {
+        self.shape.address
+    }
+
+    /// Elements between the starts of two rows.
+    pub(crate) fn stride(&self) -> usize {
+        self.shape.stride
+    }
+
     /// Address and stride, as kernels take them.
     pub(crate) fn args(&self) -> [Arg; 2] {
         self.shape.args()
@@ -379,8 +425,10 @@ impl<'a> RowsMut<'a> {
 
 impl Shape<'_> {
     fn band(self, start: usize, width: usize) -> Self {
+        // Without rows there is no buffer to start in.
+        let skip = if self.rows == 0 { 0 } else { start };
         Self {
-            address: self.address + (start * size_of::<f32>()) as u64,
+            address: self.address + (skip * size_of::<f32>()) as u64,
             width,
             ..self
         }

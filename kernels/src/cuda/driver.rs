@@ -1,6 +1,7 @@
 //! What the ops ask of a device. Two things answer: a GPU, and in the tests the emulator of `kernels/emulator`.
 
 use super::{CudaError, Module};
+use crate::ops::gemm::Gemm;
 
 /// A device with one stream: work is done in the order it is given.
 ///
@@ -39,6 +40,12 @@ pub trait Driver: std::fmt::Debug + Send + Sync {
     /// # Safety
     /// The arguments are the kernel's parameters, and it stays within the buffers they name.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError>;
+
+    /// C = alpha op(A) op(B) + beta C, for the addresses of A, B and C; beta = 0 overwrites.
+    ///
+    /// # Safety
+    /// f32 rows lie there as `dims` has them, and nothing else uses C. No size is 0.
+    unsafe fn gemm(&self, dims: &Gemm, operands: [u64; 3]) -> Result<(), CudaError>;
 
     /// Waits for all work. A fault of an earlier kernel is reported here at the latest.
     fn synchronize(&self) -> Result<(), CudaError>;

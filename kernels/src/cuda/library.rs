@@ -44,7 +44,7 @@ impl Library {
     }
 
     /// File names, best first. The driver's plain name may be a stub without a driver behind it.
-    fn files(self) -> &'static [&'static str] {
+    pub fn files(self) -> &'static [&'static str] {
         match self {
             Self::Driver => &["libcuda.so.1", "libcuda.so"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
@@ -112,7 +112,8 @@ impl Library {
         }
     }
 
-    fn help(self) -> &'static str {
+    /// What to do where it is missing.
+    pub fn help(self) -> &'static str {
         match self {
             Self::Driver => "install NVIDIA's driver, or choose `device: cpu`",
             Self::Nvrtc => {
@@ -135,8 +136,7 @@ impl Library {
         }
         let named = std::env::var_os(LIBRARY_FOLDERS).unwrap_or_default();
         let named: Vec<PathBuf> = std::env::split_paths(&named).collect();
-        let (library, path) = self.first_of(&self.candidates(&named))?;
-        self.check_functions(&library)?;
+        let (library, path) = self.open(&self.candidates(&named))?;
         self.check_cudarc(&library, &path)?;
         loaded.push(self);
         std::mem::forget(library);
@@ -176,8 +176,20 @@ impl Library {
         })
     }
 
-    /// Where it may be: in the folders `named`, where the system's loader looks, in the usual ones.
-    fn candidates(self, named: &[PathBuf]) -> Vec<PathBuf> {
+    /// Loads the first of these files that can be loaded and checks that it has all we call. Returns which.
+    pub fn probe(self, candidates: &[PathBuf]) -> Result<PathBuf, CudaError> {
+        Ok(self.open(candidates)?.1)
+    }
+
+    fn open(self, candidates: &[PathBuf]) -> Result<(libloading::Library, PathBuf), CudaError> {
+        let (library, path) = self.first_of(candidates)?;
+        self.check_functions(&library)?;
+        Ok((library, path))
+    }
+
+    /// Where it may be: in the folders `named`, where the system's loader looks (names without a folder), in
+    /// the usual ones.
+    pub fn candidates(self, named: &[PathBuf]) -> Vec<PathBuf> {
         let usual = WELL_KNOWN.map(PathBuf::from);
         let inside = |folder: &PathBuf| self.files().iter().map(|file| folder.join(file)).collect();
         let of_named: Vec<Vec<PathBuf>> = named.iter().map(inside).collect();
@@ -201,7 +213,7 @@ impl Library {
             // SAFETY: a library of CUDA, which runs nothing of consequence when loaded.
             match unsafe { libloading::Library::new(path) } {
                 Ok(found) => return Ok((found, path.clone())),
-                Err(error) => tried.push((path.clone(), error.to_string())),
+                Err(error) => tried.push((path.clone(), reason(&error))),
             }
         }
         Err(CudaError::Library {
@@ -218,6 +230,12 @@ fn address(library: &libloading::Library, function: &str) -> Option<usize> {
     Some(*symbol.ok()? as *const () as usize)
 }
 
+/// What the system's loader said, which the error keeps as its source.
+fn reason(error: &libloading::Error) -> String {
+    let source = std::error::Error::source(error);
+    source.map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// NVRTC loads its built-ins by name when it first compiles; from a folder that the loader does not search they
 /// are found only if they are loaded already. If one does not load, compiling says so.
 fn preload_builtins(folder: &Path) {
@@ -232,91 +250,5 @@ fn preload_builtins(folder: &Path) {
                 std::mem::forget(library);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Known failure: a library that is not found panics, with names but no folders.
-    #[test]
-    fn an_absent_library_is_an_error_with_every_path_and_what_to_do() {
-        for library in [Library::Driver, Library::Nvrtc, Library::CublasLt] {
-            let all = library.candidates(&[PathBuf::from("/nowhere")]);
-            let (named, rest) = all.split_at(library.files().len());
-            assert!(named.iter().all(|path| path.starts_with("/nowhere")));
-            assert_eq!(
-                rest[0],
-                Path::new(library.files()[0]),
-                "the system's own search comes next"
-            );
-            assert!(rest.contains(&Path::new("/usr/local/cuda/lib64").join(library.files()[1])));
-
-            let absent: Vec<PathBuf> = all
-                .iter()
-                .map(|path| Path::new("/nowhere").join(path.file_name().unwrap()))
-                .collect();
-            let text = library.first_of(&absent).unwrap_err().to_string();
-            assert!(
-                text.starts_with(&format!("{} cannot be loaded", library.name())),
-                "{text}"
-            );
-            for path in &absent {
-                assert!(
-                    text.contains(&format!("\n  {}: no such file", path.display())),
-                    "{text}"
-                );
-            }
-            assert!(
-                text.contains(&format!("help     {}", library.help())),
-                "{text}"
-            );
-        }
-    }
-
-    /// Known failure: only one file name is tried. Here the folder has another, which is no library at all.
-    #[test]
-    fn older_file_names_are_tried_and_what_does_not_load_says_why() {
-        let folder =
-            std::env::temp_dir().join(format!("drivetrain-libraries-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let old = folder.join("libcublasLt.so.12");
-        std::fs::write(
-            &old,
-            "not a library, though longer than the header of one would have to be",
-        )
-        .unwrap();
-        let files = Library::CublasLt
-            .files()
-            .iter()
-            .map(|file| folder.join(file))
-            .collect::<Vec<_>>();
-        let error = Library::CublasLt.first_of(&files).unwrap_err();
-        std::fs::remove_dir_all(&folder).unwrap();
-        let CudaError::Library { tried, .. } = error else {
-            panic!("{error}");
-        };
-        let found: Vec<_> = tried.iter().map(|(path, _)| path.clone()).collect();
-        assert_eq!(found, files);
-        assert_eq!(tried[0].1, "no such file");
-        assert!(
-            tried[1].0 == old && tried[1].1.contains("invalid ELF header"),
-            "{tried:?}"
-        );
-    }
-
-    /// Known failure: a library without a function we need panics at the first call of it.
-    #[test]
-    fn a_library_without_our_functions_is_an_error_that_names_the_first() {
-        // The C library is at hand everywhere and has none of them.
-        let this = libloading::os::unix::Library::this().into();
-        let error = Library::Driver.check_functions(&this).unwrap_err();
-        let CudaError::Symbol { library, symbol } = error else {
-            panic!("{error}");
-        };
-        assert_eq!((library, symbol), ("libcuda", "cuInit"));
-        let text = CudaError::Symbol { library, symbol }.to_string();
-        assert!(text.starts_with("libcuda has no function cuInit"), "{text}");
     }
 }

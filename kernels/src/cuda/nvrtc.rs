@@ -6,26 +6,11 @@ use cudarc::nvrtc::result::NvrtcError;
 use cudarc::nvrtc::sys;
 
 use super::library::Library;
-use super::{CudaError, HEADER, Module, Target};
+use super::{CudaError, HEADER, Module, Resources, Target};
 
 /// The compiler, once its library is loaded.
 #[derive(Debug, Clone, Copy)]
 pub struct Nvrtc(());
-
-/// What a kernel takes of a multiprocessor, as the assembler reports it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Resources {
-    /// The kernel.
-    pub kernel: String,
-    /// Registers a thread.
-    pub registers: u32,
-    /// Static shared memory a block, in bytes.
-    pub shared_bytes: u32,
-    /// Local memory a thread, in bytes: arrays that did not become registers.
-    pub stack_bytes: u32,
-    /// Bytes of registers that did not fit and are stored and loaded again.
-    pub spill_bytes: u32,
-}
 
 /// A compiled module.
 #[derive(Debug)]
@@ -90,7 +75,7 @@ impl Nvrtc {
         }?;
         Ok(Compiled {
             image,
-            resources: resources(&log),
+            resources: Resources::of_log(&log),
         })
     }
 }
@@ -182,82 +167,5 @@ impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: created by `new`, and not used again.
         unsafe { sys::nvrtcDestroyProgram(&mut self.handle) };
-    }
-}
-
-/// Reads the assembler's report:
-///
-/// ```text
-/// ptxas info    : Compiling entry function 'axpy' for 'sm_80'
-/// ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-/// ptxas info    : Used 16 registers, used 1 barriers, 64 bytes smem, 384 bytes cmem[0]
-/// ```
-fn resources(log: &str) -> Vec<Resources> {
-    let mut all: Vec<Resources> = Vec::new();
-    for line in log.lines() {
-        if let Some((_, after)) = line.split_once("Compiling entry function '") {
-            let kernel = after.split('\'').next().unwrap_or_default().to_owned();
-            all.push(Resources {
-                kernel,
-                ..Resources::default()
-            });
-            continue;
-        }
-        let Some(last) = all.last_mut() else {
-            continue;
-        };
-        let before = |words: &str| -> Option<u32> {
-            let head = &line[..line.find(words)?];
-            head.trim_end()
-                .rsplit(|c: char| !c.is_ascii_digit())
-                .next()?
-                .parse()
-                .ok()
-        };
-        if let Some(registers) = before("registers") {
-            last.registers = registers;
-            last.shared_bytes = before("bytes smem").unwrap_or(0);
-        }
-        if let Some(stack) = before("bytes stack frame") {
-            last.stack_bytes = stack;
-            let spilled = [before("bytes spill stores"), before("bytes spill loads")];
-            last.spill_bytes = spilled.into_iter().flatten().sum();
-        }
-    }
-    all
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_report_is_read_whatever_stands_around_it() {
-        let log = "ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function 'f' for 'sm_80'
-ptxas info    : Function properties for f
-ptxas         .     368 bytes stack frame, 112 bytes spill stores, 100 bytes spill loads
-ptxas info    : Used 64 registers, used 1 barriers, 368 bytes cumulative stack size, 384 bytes cmem[0]
-ptxas info    : Compiling entry function 'g' for 'sm_80'
-ptxas info    : Function properties for g
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 22 registers, used 1 barriers, 8192 bytes smem, 420 bytes cmem[0]
-";
-        let expected = [
-            Resources {
-                kernel: "f".to_owned(),
-                registers: 64,
-                shared_bytes: 0,
-                stack_bytes: 368,
-                spill_bytes: 212,
-            },
-            Resources {
-                kernel: "g".to_owned(),
-                registers: 22,
-                shared_bytes: 8192,
-                ..Resources::default()
-            },
-        ];
-        assert_eq!(resources(log), expected);
     }
 }

@@ -14,6 +14,10 @@ pub mod cross_entropy;
 pub mod elementwise;
 #[path = "../ops/embedding/cuda.rs"]
 pub mod embedding;
+#[path = "../ops/gemm/cuda.rs"]
+pub mod gemm;
+#[path = "../ops/linear/cuda.rs"]
+pub mod linear;
 #[path = "../ops/permute/cuda.rs"]
 pub mod permute;
 #[path = "../ops/rms_norm/cuda.rs"]

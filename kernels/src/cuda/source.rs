@@ -48,6 +48,7 @@ modules! {
         "rms_norm_backward_input",
         "rms_norm_backward_weight",
     ];
+    LINEAR, "linear": ["linear_fill_bias", "linear_backward_bias"];
     SWIGLU, "swiglu": ["swiglu_forward", "swiglu_backward"];
     ADAMW, "adamw": ["adamw_update"];
     ROPE, "rope": ["rope_rotate"];

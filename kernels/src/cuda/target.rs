@@ -66,8 +66,8 @@ impl Target {
         }
     }
 
-    /// As the compiler's option has it.
-    pub(super) fn option(self) -> String {
+    /// As in the compiler's option `--gpu-architecture`.
+    pub fn option(self) -> String {
         match self {
             Self::Cubin(sm) => format!("sm_{sm}"),
             Self::Ptx(sm) => format!("compute_{sm}"),

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use drivetrain_kernels::Cpu;
 use drivetrain_kernels::cuda::{Arg, CudaError, Driver, Launch, MODULES, Module};
+use drivetrain_kernels::ops::gemm::{Gemm, gemm};
 
 /// Kernels that test the emulator itself.
 pub(crate) static PROBE: Module = Module {
@@ -189,6 +191,37 @@ impl Driver for Emulator {
         // SAFETY: snprintf ended it with NUL.
         let reason = unsafe { CStr::from_ptr(error.as_ptr()) };
         Err(failed("launch", reason.to_string_lossy().into_owned()))
+    }
+
+    /// By the CPU's own product: what is tested is how callers lay out its operands.
+    unsafe fn gemm(&self, dims: &Gemm, operands: [u64; 3]) -> Result<(), CudaError> {
+        let (a_rows, a_width) = if dims.transpose_a {
+            (dims.k, dims.m)
+        } else {
+            (dims.m, dims.k)
+        };
+        let (b_rows, b_width) = if dims.transpose_b {
+            (dims.n, dims.k)
+        } else {
+            (dims.k, dims.n)
+        };
+        let fetch = |address, rows: usize, width, stride| -> Result<Vec<f32>, CudaError> {
+            let mut bytes = vec![0; 4 * ((rows - 1) * stride + width)];
+            // SAFETY: the other side is checked.
+            unsafe { self.download(address, &mut bytes)? };
+            let float = |b: &[u8]| f32::from_ne_bytes(b.try_into().expect("four bytes"));
+            Ok(bytes.chunks(4).map(float).collect())
+        };
+        let a = fetch(operands[0], a_rows, a_width, dims.lda)?;
+        let b = fetch(operands[1], b_rows, b_width, dims.ldb)?;
+        let mut c = fetch(operands[2], dims.m, dims.n, dims.ldc)?;
+        gemm(Cpu::new(1), dims, &a, &b, &mut c);
+        for (row, c) in c.chunks(dims.ldc).enumerate() {
+            let bytes: Vec<u8> = c[..dims.n].iter().flat_map(|x| x.to_ne_bytes()).collect();
+            // SAFETY: a row of C, which was fetched above.
+            unsafe { self.upload(&bytes, operands[2] + (4 * row * dims.ldc) as u64)? };
+        }
+        Ok(())
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {

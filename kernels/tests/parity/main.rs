@@ -9,6 +9,8 @@ mod cross_entropy;
 mod elementwise;
 mod embedding;
 mod emulator;
+mod gpu;
+mod linear;
 mod permute;
 mod probe;
 mod rms_norm;
@@ -32,30 +34,43 @@ type Case = (&'static str, fn(&Device) -> Result<(), CudaError>);
 
 fn main() {
     let arguments = Arguments::from_args();
-    let cases = [
-        adamw::CASES,
-        attention::CASES,
-        cross_entropy::CASES,
-        elementwise::CASES,
-        embedding::CASES,
-        permute::CASES,
-        rms_norm::CASES,
-        rope::CASES,
-        router::CASES,
-        swiglu::CASES,
-    ]
-    .concat();
+    let cases = CASES.concat();
+    let trials = match std::env::var("DRIVETRAIN_CUDA_DEVICE") {
+        Ok(ordinal) => gpu::trials(&ordinal, &cases),
+        Err(_) => {
+            let mut trials = emulated(&cases);
+            trials.extend(probe::trials());
+            trials
+        }
+    };
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+const CASES: [&[Case]; 11] = [
+    adamw::CASES,
+    attention::CASES,
+    cross_entropy::CASES,
+    elementwise::CASES,
+    embedding::CASES,
+    linear::CASES,
+    permute::CASES,
+    rms_norm::CASES,
+    rope::CASES,
+    router::CASES,
+    swiglu::CASES,
+];
+
+fn emulated(cases: &[Case]) -> Vec<Trial> {
     let mut trials = Vec::new();
     for order in [Order::Forward, Order::Backward] {
-        for &(name, case) in &cases {
+        for &(name, case) in cases {
             let trial = Trial::test(format!("{name} {order:?}"), move || {
                 case(&Device::new(Arc::new(Emulator::new(order)))).map_err(Failed::from)
             });
             trials.push(trial.with_ignored_flag(order == Order::Backward));
         }
     }
-    trials.extend(probe::trials());
-    libtest_mimic::run(&arguments, trials).exit();
+    trials
 }
 
 /// A buffer on the device with a value that no result may keep.

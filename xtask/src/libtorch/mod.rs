@@ -6,9 +6,6 @@
 mod check;
 mod install;
 mod metadata;
-mod pip;
-mod record;
-mod wheel;
 
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -54,7 +51,7 @@ pub(crate) fn ensure(verify: bool) -> Result<Libtorch> {
             source: Source::Folder,
         });
     }
-    let folder = install::ensure(&install::cache_root()?, verify)?;
+    let folder = install::ensure(&crate::wheels::cache_root()?, verify)?;
     Ok(Libtorch {
         folder,
         source: Source::Cache,

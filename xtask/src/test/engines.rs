@@ -50,6 +50,14 @@ pub(super) fn builds_without_libtorch(packages: &[Package]) -> bool {
     facade.is_some_and(|package| package.features.contains_key("megatron"))
 }
 
+/// Whether there are kernels for CUDA.
+pub(super) fn has_cuda_sources(packages: &[Package]) -> bool {
+    let kernels = packages
+        .iter()
+        .find(|package| package.name == "drivetrain-kernels");
+    kernels.is_some_and(|package| package.features.contains_key("cuda"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

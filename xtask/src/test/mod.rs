@@ -5,6 +5,7 @@ mod report;
 mod run;
 
 use crate::libtorch::{self, Libtorch};
+use crate::nvrtc;
 use crate::workspace;
 use anyhow::Result;
 use report::Report;
@@ -38,6 +39,9 @@ pub(crate) fn run(selection: &Selection) -> Result<ExitCode> {
         if engines::builds_without_libtorch(&packages) {
             without_libtorch(&mut report, selection)?;
         }
+        if engines::has_cuda_sources(&packages) {
+            cuda_sources(&mut report, &libtorch, selection)?;
+        }
     } else {
         eprintln!("a filter was given: not checked that every engine was tested");
     }
@@ -69,4 +73,23 @@ fn without_libtorch(report: &mut Report, selection: &Selection) -> Result<()> {
         "--features=megatron",
     ];
     run::suite(report, " (no libtorch)", cargo, &arguments, selection)
+}
+
+/// The tests that need NVRTC: every CUDA source compiled for every architecture, without a GPU. The whole
+/// workspace is selected, so that dependencies have the features they were built with above.
+fn cuda_sources(report: &mut Report, libtorch: &Libtorch, selection: &Selection) -> Result<()> {
+    let nvrtc = nvrtc::ensure(false)?;
+    println!("\nCUDA sources: {}", nvrtc.describe());
+    let cargo = || {
+        let mut cargo = workspace::cargo(libtorch);
+        nvrtc.apply(&mut cargo);
+        cargo
+    };
+    let arguments = [
+        "--workspace",
+        "--features=drivetrain-kernels/cuda",
+        "--test=nvrtc",
+        "--test=cuda_libraries",
+    ];
+    run::suite(report, " (cuda)", cargo, &arguments, selection)
 }

@@ -10,16 +10,16 @@ use zip::ZipArchive;
 
 /// An open wheel: a zip archive with `METADATA` and `RECORD` in its `.dist-info` folder.
 #[derive(Debug)]
-pub(super) struct Wheel {
+pub(crate) struct Wheel {
     archive: ZipArchive<File>,
     path: PathBuf,
     members: Vec<String>,
-    pub(super) metadata: String,
+    pub(crate) metadata: String,
     record: Record,
 }
 
 impl Wheel {
-    pub(super) fn open(path: &Path) -> Result<Wheel> {
+    pub(crate) fn open(path: &Path) -> Result<Wheel> {
         let name = || format!("wheel {}", path.display());
         let mut archive =
             ZipArchive::new(File::open(path).with_context(name)?).with_context(name)?;
@@ -53,7 +53,7 @@ impl Wheel {
     }
 
     /// Unpacks each file for which `place` gives a path under `folder`, comparing it with `RECORD`.
-    pub(super) fn unpack(
+    pub(crate) fn unpack(
         &mut self,
         folder: &Path,
         place: impl Fn(&str) -> Option<String>,

@@ -1,6 +1,5 @@
 //! Downloads one wheel with pip, which compares it with the index's hash.
 
-use super::TORCH_VERSION;
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
@@ -13,8 +12,9 @@ use std::time::Duration;
 /// Any CPython will do, since only the C++ part is used: one for which a wheel exists.
 const WHEEL_PYTHON: &str = "311";
 
-/// Downloads the wheel for `requirement` into a new folder `into` and returns the wheel's path.
-pub(super) fn download(requirement: &str, into: &Path) -> Result<PathBuf> {
+/// Downloads the wheel for `requirement` into a new folder `into` and returns the wheel's path. `help` says what
+/// else would do.
+pub(crate) fn download(requirement: &str, into: &Path, help: &str) -> Result<PathBuf> {
     let temporary = into.join("tmp");
     fs::create_dir_all(&temporary).with_context(|| format!("cannot create {}", into.display()))?;
     let mut command = Command::new("python3");
@@ -33,7 +33,7 @@ pub(super) fn download(requirement: &str, into: &Path) -> Result<PathBuf> {
         "--only-binary=:all:",
     ]);
     command.args(["--implementation=cp", "--python-version", WHEEL_PYTHON]);
-    for platform in platforms()? {
+    for platform in platforms(requirement, help)? {
         command.args(["--platform", &platform]);
     }
     command
@@ -41,7 +41,7 @@ pub(super) fn download(requirement: &str, into: &Path) -> Result<PathBuf> {
         .arg(into)
         .arg(requirement)
         .env("TMPDIR", &temporary);
-    run(command, requirement, into)?;
+    run(command, requirement, into, help)?;
     fs::remove_dir_all(&temporary)?;
     let is_wheel = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "whl");
     fs::read_dir(into)?
@@ -50,7 +50,7 @@ pub(super) fn download(requirement: &str, into: &Path) -> Result<PathBuf> {
         .with_context(|| format!("pip left no wheel for {requirement} in {}", into.display()))
 }
 
-fn run(mut command: Command, requirement: &str, into: &Path) -> Result<()> {
+fn run(mut command: Command, requirement: &str, into: &Path, help: &str) -> Result<()> {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -88,19 +88,18 @@ fn run(mut command: Command, requirement: &str, into: &Path) -> Result<()> {
     ensure!(
         status.success(),
         "pip cannot download {requirement} ({status})\n{}\n  help     check `python3 -m pip` and the \
-         network, or set LIBTORCH to a libtorch {TORCH_VERSION}",
+         network, or {help}",
         errors.trim_end()
     );
     Ok(())
 }
 
-fn platforms() -> Result<Vec<String>> {
+fn platforms(requirement: &str, help: &str) -> Result<Vec<String>> {
     let arch = std::env::consts::ARCH;
     if std::env::consts::OS != "linux" || !["x86_64", "aarch64"].contains(&arch) {
         bail!(
-            "no libtorch is fetched for {} on {arch}\n  found    {} {arch}\n  expected linux on x86_64 \
-             or aarch64\n  help     set LIBTORCH to a libtorch {TORCH_VERSION}, or \
-             LIBTORCH_USE_PYTORCH=1",
+            "{requirement} is not fetched for {} on {arch}\n  found    {} {arch}\n  expected linux on x86_64 \
+             or aarch64\n  help     {help}",
             std::env::consts::OS,
             std::env::consts::OS,
         );

@@ -11,17 +11,17 @@ use std::path::Path;
 
 /// Size and digest of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) sha256: [u8; 32],
-    pub(super) size: u64,
+pub(crate) struct Entry {
+    pub(crate) sha256: [u8; 32],
+    pub(crate) size: u64,
 }
 
 /// The files of a wheel or of an installation, by their `/`-separated path.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Record(pub(super) BTreeMap<String, Entry>);
+pub(crate) struct Record(pub(crate) BTreeMap<String, Entry>);
 
 impl Record {
-    pub(super) fn parse(text: &str) -> Result<Record> {
+    pub(crate) fn parse(text: &str) -> Result<Record> {
         let mut files = BTreeMap::new();
         for (index, line) in text.lines().enumerate() {
             // From the right: a quoted path may hold commas.
@@ -42,7 +42,7 @@ impl Record {
         Ok(Record(files))
     }
 
-    pub(super) fn to_text(&self) -> String {
+    pub(crate) fn to_text(&self) -> String {
         let mut text = String::new();
         for (path, entry) in &self.0 {
             let hash = URL_SAFE_NO_PAD.encode(entry.sha256);
@@ -52,7 +52,7 @@ impl Record {
     }
 
     /// Compares what lies under `folder` with this record: sizes, and digests too if `hash`.
-    pub(super) fn check(&self, folder: &Path, hash: bool) -> Result<()> {
+    pub(crate) fn check(&self, folder: &Path, hash: bool) -> Result<()> {
         for (path, expected) in &self.0 {
             let file = folder.join(path);
             let metadata = file
@@ -98,7 +98,7 @@ fn parse_entry(hash: &str, size: &str) -> Result<Entry> {
 }
 
 /// Copies all of `from` and says what it was.
-pub(super) fn copy_hashed(from: &mut impl Read, to: &mut impl Write) -> Result<Entry> {
+pub(crate) fn copy_hashed(from: &mut impl Read, to: &mut impl Write) -> Result<Entry> {
     let (mut digest, mut size) = (Sha256::new(), 0);
     let mut buffer = vec![0; 1 << 20];
     loop {
