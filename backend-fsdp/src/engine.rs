@@ -348,7 +348,7 @@ impl Engine for FsdpEngine {
             },
             optimizer: 2 * floats,
             snapshots: self.snapshots.len() as u64 * floats,
-            peak_activations: 0,
+            ..MemoryReport::default()
         }
     }
 }

@@ -328,6 +328,7 @@ impl Engine for MegatronEngine {
             optimizer: self.optimizer.num_bytes(),
             snapshots: self.snapshots.values().map(|p| p.params.num_bytes()).sum(),
             peak_activations: self.workspace.peak_bytes(),
+            saved_activations: self.workspace.saved_bytes(),
         }
     }
 }

@@ -28,6 +28,8 @@ mod packed;
 mod pass;
 mod pipeline_parallel;
 mod plan;
+#[cfg(test)]
+mod poisoned;
 mod ranks;
 mod score;
 mod sequence_parallel;

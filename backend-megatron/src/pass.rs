@@ -241,8 +241,10 @@ impl<'a> Pass<'a> {
             return Ok(());
         }
         let (cx, params) = (self.context(microbatch), &self.means.policy.params);
+        let loaned = self.means.workspace.loaned();
         let input = self.activations.take(self.means, at)?;
         let (x, saved) = chunk.forward(&cx, params, input, &mut self.tally)?;
+        self.means.workspace.note_saved(loaned, &x);
         let head = match &chunk.head {
             None => {
                 self.activations.leave(at, x);

@@ -2,6 +2,10 @@
 //!
 //! A [`Buffer`] goes back to its workspace when it is dropped, so a saved activation lives exactly as long as
 //! the struct that holds it, and a step of the same shapes as the one before allocates nothing.
+//!
+//! Sizes are rounded up to the next of eight between two powers of two, and a buffer serves requests of its size only:
+//! what a step has asked for is then there when the next one asks for the same, in whatever order, and micro-batches
+//! of nearly the same length share buffers. A larger one where there is none of the size would be missed later.
 
 use std::{
     collections::BTreeMap,
@@ -16,11 +20,20 @@ pub(crate) struct Workspace(Arc<Mutex<Pool>>);
 
 #[derive(Default)]
 struct Pool {
-    /// By capacity in elements.
-    free: BTreeMap<usize, Vec<Vec<f32>>>,
+    /// By size in elements; of each size the one unused for longest first.
+    free: BTreeMap<usize, Vec<Idle>>,
+    /// Buffers given back so far.
+    given: u64,
     free_elements: usize,
     used_elements: usize,
     peak_elements: usize,
+    saved_elements: usize,
+}
+
+struct Idle {
+    data: Vec<f32>,
+    /// How many had been given back when it was.
+    since: u64,
 }
 
 /// `len` elements on loan; their values are whatever was there before.
@@ -33,12 +46,18 @@ pub(crate) struct Buffer {
 impl Workspace {
     /// A buffer whose values are unspecified: write before reading.
     pub(crate) fn take(&self, len: usize) -> Buffer {
-        let reused = self.lock().take(len);
-        Buffer {
-            data: reused.unwrap_or_else(|| vec![0.0; len]),
+        let size = size_of_request(len);
+        let reused = self.lock().take(size);
+        #[allow(unused_mut)] // but in tests
+        let mut buffer = Buffer {
+            data: reused.unwrap_or_else(|| vec![0.0; size]),
             len,
             pool: self.clone(),
-        }
+        };
+        // Whoever reads what nobody wrote shows in tests.
+        #[cfg(test)]
+        buffer.data.fill(f32::NAN);
+        buffer
     }
 
     /// A buffer of zeros.
@@ -56,13 +75,16 @@ impl Workspace {
     }
 
     /// A buffer that came from elsewhere: it goes back to this workspace.
-    pub(crate) fn adopt(&self, data: Vec<f32>) -> Buffer {
+    pub(crate) fn adopt(&self, mut data: Vec<f32>) -> Buffer {
+        let len = data.len();
+        // Out of another rank's workspace it has the room.
+        data.resize(size_of_request(len), 0.0);
         let mut pool = self.lock();
         pool.used_elements += data.len();
         pool.peak_elements = pool.peak_elements.max(pool.used_elements);
         drop(pool);
         Buffer {
-            len: data.len(),
+            len,
             data,
             pool: self.clone(),
         }
@@ -73,54 +95,79 @@ impl Workspace {
         (self.lock().peak_elements * size_of::<f32>()) as u64
     }
 
+    /// Elements on loan.
+    pub(crate) fn loaned(&self) -> usize {
+        self.lock().used_elements
+    }
+
+    /// Notes what layers that have made `output` keep on loan beside it, `before` having been on loan before them.
+    pub(crate) fn note_saved(&self, before: usize, output: &Buffer) {
+        let mut pool = self.lock();
+        let saved = pool.used_elements - before - output.data.len();
+        pool.saved_elements = pool.saved_elements.max(saved);
+    }
+
+    /// Most bytes so noted.
+    pub(crate) fn saved_bytes(&self) -> u64 {
+        (self.lock().saved_elements * size_of::<f32>()) as u64
+    }
+
     fn lock(&self) -> MutexGuard<'_, Pool> {
         // The pool holds plain memory: a panic elsewhere cannot have left it inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// Elements of the buffer for `len`: at most an eighth more.
+fn size_of_request(len: usize) -> usize {
+    match len {
+        0..16 => len,
+        _ => len.next_multiple_of(1 << (len.ilog2() - 3)),
+    }
+}
+
 impl Pool {
-    /// The best fit among the free buffers; `None` asks the caller to allocate, after making room for it.
-    fn take(&mut self, len: usize) -> Option<Vec<f32>> {
-        let fit = self
-            .free
-            .range(len..=len + len / 2)
-            .next()
-            .map(|(&capacity, _)| capacity);
-        let found = fit.and_then(|capacity| self.remove(capacity));
-        self.used_elements += found.as_ref().map_or(len, Vec::len);
+    /// A free buffer of this size; `None` asks the caller to allocate one, after making room for it.
+    fn take(&mut self, size: usize) -> Option<Vec<f32>> {
+        let found = self.free.get_mut(&size).and_then(Vec::pop);
+        if found.is_some() {
+            self.free_elements -= size;
+        }
+        self.used_elements += size;
         self.peak_elements = self.peak_elements.max(self.used_elements);
         if found.is_none() {
             self.trim();
         }
-        found
-    }
-
-    fn remove(&mut self, capacity: usize) -> Option<Vec<f32>> {
-        let list = self.free.get_mut(&capacity)?;
-        let data = list.pop()?;
-        if list.is_empty() {
-            self.free.remove(&capacity);
-        }
-        self.free_elements -= capacity;
-        Some(data)
+        found.map(|idle| idle.data)
     }
 
     fn give(&mut self, data: Vec<f32>) {
-        self.used_elements -= data.len();
-        self.free_elements += data.len();
-        self.free.entry(data.len()).or_default().push(data);
+        let size = data.len();
+        self.used_elements -= size;
+        self.free_elements += size;
+        self.given += 1;
+        let since = self.given;
+        self.free
+            .entry(size)
+            .or_default()
+            .push(Idle { data, since });
     }
 
-    /// Ragged micro-batches ask for ever new sizes: keeps used and free buffers within 5/4 of the peak use.
+    /// Ragged micro-batches ask for ever new sizes: keeps used and free buffers within 3/2 of the peak use, and lets go
+    /// of those that nobody has asked for longest.
     fn trim(&mut self) {
-        let limit = self.peak_elements + self.peak_elements / 4;
+        let limit = self.peak_elements + self.peak_elements / 2;
         while self.used_elements + self.free_elements > limit {
-            let Some(largest) = self.free.last_key_value().map(|(&capacity, _)| capacity) else {
+            let idle = self.free.iter().filter(|(_, list)| !list.is_empty());
+            let Some(size) = idle.min_by_key(|(_, list)| list[0].since).map(|(&s, _)| s) else {
                 break;
             };
-            self.remove(largest);
+            if let Some(list) = self.free.get_mut(&size) {
+                list.remove(0);
+                self.free_elements -= size;
+            }
         }
+        self.free.retain(|_, list| !list.is_empty());
     }
 }
 
@@ -181,9 +228,25 @@ mod tests {
         let first = workspace.take(1000);
         let address = first.as_ptr();
         drop(first);
-        let second = workspace.take(900);
-        assert_eq!((second.as_ptr(), second.len()), (address, 900));
-        assert_eq!(workspace.peak_bytes(), 4000);
+        let second = workspace.take(970);
+        assert_eq!((second.as_ptr(), second.len()), (address, 970));
+        assert_eq!(workspace.peak_bytes(), 4 * 1024);
+        // Not for one that is much smaller.
+        drop(second);
+        assert_eq!(workspace.take(900).data.len(), 960);
+    }
+
+    #[test]
+    fn sizes_are_at_most_an_eighth_above_the_request() {
+        assert_eq!(
+            [0, 1, 15, 16, 17, 1 << 18].map(size_of_request),
+            [0, 1, 15, 16, 18, 1 << 18]
+        );
+        for len in 1..5000 {
+            let size = size_of_request(len);
+            assert!(size >= len && 8 * (size - len) <= len, "{len}: {size}");
+            assert_eq!(size_of_request(size), size);
+        }
     }
 
     #[test]
@@ -192,8 +255,22 @@ mod tests {
         for len in (1..40).map(|n| n * 100) {
             drop(workspace.take(len));
         }
-        let pool = workspace.lock();
-        assert_eq!(pool.used_elements, 0);
-        assert!(pool.free_elements <= pool.peak_elements + pool.peak_elements / 4);
+        let held = |workspace: &Workspace| {
+            let pool = workspace.lock();
+            let all: usize = pool.free.iter().map(|(size, l)| size * l.len()).sum();
+            assert_eq!((pool.used_elements, pool.free_elements), (0, all));
+            assert!(all <= pool.peak_elements + pool.peak_elements / 2);
+            all
+        };
+        let all = held(&workspace);
+        // The size that was asked for last is still there.
+        let last = workspace.take(3900);
+        assert!(held_free(&workspace) < all);
+        drop(last);
+        assert_eq!(held(&workspace), all);
+    }
+
+    fn held_free(workspace: &Workspace) -> usize {
+        workspace.lock().free_elements
     }
 }

@@ -470,7 +470,7 @@ impl Engine for ReferenceEngine {
             gradients: self.gradients.as_ref().map_or(0, |_| parameters),
             optimizer: 2 * parameters,
             snapshots: self.snapshots.values().map(|p| bytes(&p.weights)).sum(),
-            peak_activations: 0,
+            ..MemoryReport::default()
         }
     }
 }

@@ -67,4 +67,7 @@ pub struct MemoryReport {
     pub snapshots: u64,
     /// Most bytes of activations and buffers held at once, where the engine counts them; else 0.
     pub peak_activations: u64,
+    /// Most bytes that the layers kept of one micro-batch from their forward to their backward, where the engine
+    /// counts them; else 0. The layers of one chunk, where they are interleaved; the head is not among them.
+    pub saved_activations: u64,
 }
