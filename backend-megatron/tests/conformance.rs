@@ -6,5 +6,5 @@ use drivetrain_conformance::Suite;
 use drivetrain_megatron::Megatron;
 
 fn main() -> ExitCode {
-    Suite::new(vec![Arc::new(Megatron)]).at_least(530).main()
+    Suite::new(vec![Arc::new(Megatron)]).at_least(1900).main()
 }
