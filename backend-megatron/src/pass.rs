@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use drivetrain_core::{
     Result,
-    communicator::Work,
     engine::ForwardBackwardReport,
     moe::{LOAD_BALANCING_LOSS, ROUTER_Z_LOSS},
+    objective::ObjectiveValue,
     plan::{PipelineAction, PipelineSchedule},
 };
 use drivetrain_kernels::Cpu;
@@ -16,10 +16,10 @@ use crate::{
     microbatch::{Goal, HeadState, Microbatch},
     model::{Model, missing},
     modules::{Context, RopeTables, RouterTally, SavedBlock},
-    pipeline_parallel::Arriving,
+    pipeline_parallel::{At, Transfers},
     ranks::Ranks,
     weights::{Buffers, Policy},
-    workspace::{Buffer, Workspace},
+    workspace::Workspace,
 };
 
 /// What a pass computes with.
@@ -32,9 +32,6 @@ pub(crate) struct Means<'a> {
     pub(crate) rope: &'a RopeTables,
     pub(crate) ranks: &'a Ranks,
 }
-
-/// A micro-batch and a chunk of this rank.
-pub(crate) type At = (usize, usize);
 
 /// A pass under way.
 #[derive(Debug)]
@@ -53,69 +50,6 @@ pub(crate) struct Pass<'a> {
     tally: RouterTally,
     /// The first failure of the objective.
     outcome: Result<()>,
-}
-
-/// What passes between stages, by the micro-batch and this rank's chunk.
-#[derive(Debug, Default)]
-pub(crate) struct Transfers {
-    arriving: BTreeMap<At, Arriving>,
-    leaving: BTreeMap<At, Buffer>,
-    sent: Vec<Work<'static>>,
-}
-
-impl Transfers {
-    /// Starts to take in what a chunk needs.
-    ///
-    /// # Errors
-    /// The communicator's.
-    pub(crate) fn receive(
-        &mut self,
-        means: Means<'_>,
-        microbatches: &[Microbatch],
-        at: At,
-        peer: usize,
-    ) -> Result<()> {
-        let microbatch = &microbatches[at.0];
-        if microbatch.active {
-            let len = means.context(microbatch).num_rows() * means.model.width;
-            let arriving = means.ranks.pipeline.receive(peer, len)?;
-            self.arriving.insert(at, arriving);
-        }
-        Ok(())
-    }
-
-    /// Starts to hand on what a chunk made.
-    ///
-    /// # Errors
-    /// The communicator's.
-    pub(crate) fn send(&mut self, means: Means<'_>, at: At, peer: usize) -> Result<()> {
-        if let Some(leaving) = self.leaving.remove(&at) {
-            self.sent.push(means.ranks.pipeline.send(peer, leaving)?);
-        }
-        Ok(())
-    }
-
-    /// Keeps what is to be sent.
-    pub(crate) fn leave(&mut self, at: At, values: Buffer) {
-        self.leaving.insert(at, values);
-    }
-
-    /// Waits for what was sent.
-    ///
-    /// # Errors
-    /// The communicator's.
-    pub(crate) fn finish(self) -> Result<()> {
-        self.sent.into_iter().try_for_each(Work::wait)
-    }
-
-    /// What came, if anything was to come.
-    ///
-    /// # Errors
-    /// The communicator's.
-    pub(crate) fn take(&mut self, means: Means<'_>, at: At) -> Result<Option<Buffer>> {
-        let arriving = self.arriving.remove(&at);
-        arriving.map(|a| a.wait(means.workspace)).transpose()
-    }
 }
 
 /// A micro-batch between its forward and its backward through a chunk.
@@ -294,7 +228,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    fn record(&mut self, value: Result<drivetrain_core::objective::ObjectiveValue>) {
+    fn record(&mut self, value: Result<ObjectiveValue>) {
         match value {
             Ok(value) => {
                 self.report.loss += value.loss;

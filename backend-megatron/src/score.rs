@@ -9,7 +9,8 @@ use drivetrain_core::{
 use crate::{
     microbatch::Microbatch,
     modules::{HeadRequest, RouterTally},
-    pass::{At, Means, Transfers},
+    pass::Means,
+    pipeline_parallel::{At, Transfers},
 };
 
 /// Log-probs and entropies of the predicted tokens, whole on every rank that sees the same data.

@@ -2,9 +2,8 @@
 //! row-parallel [D, F]; F is this rank's.
 
 use drivetrain_core::{Result, config::RecomputeModule, model::ModelSpec, plan::PlannedOp};
-use drivetrain_kernels::{Rows, RowsMut, ops::swiglu};
 
-use super::{Context, Recompute, linear::Linear, planned};
+use super::{Context, Recompute, linear::Linear, planned, swiglu};
 use crate::{
     tensor_parallel::TensorShape,
     weights::{Buffers, LayoutBuilder},
@@ -67,7 +66,7 @@ impl Mlp {
         residual: &mut [f32], // [S, D]
     ) -> Result<SavedMlp> {
         let gate_up = self.gate_up.column_forward(cx, params, x)?;
-        let activation = self.activation(cx, &gate_up);
+        let activation = swiglu::forward(cx, &gate_up, self.down.inputs);
         self.down
             .row_forward_add(cx, params, &activation, residual)?;
         let again = self.recompute.has(RecomputeModule::MlpActivation);
@@ -95,32 +94,13 @@ impl Mlp {
             gate_up,
             activation,
         } = saved;
-        let activation = activation.unwrap_or_else(|| self.activation(cx, &gate_up));
+        let activation = activation.unwrap_or_else(|| swiglu::forward(cx, &gate_up, f));
         let dactivation = self.down.row_backward(cx, params, grads, dy, &activation)?;
         drop(activation);
-        let mut dgate_up = cx.workspace.take(gate_up.len());
-        let bands = Rows::contiguous(&gate_up, 2 * f);
-        let [dgate, dup] = RowsMut::contiguous(&mut dgate_up, 2 * f).split_columns([f, f]);
-        swiglu::backward(
-            cx.cpu,
-            &dactivation,
-            bands.columns(0..f),
-            bands.columns(f..2 * f),
-            dgate,
-            dup,
-        );
+        let dgate_up = swiglu::backward(cx, &gate_up, &dactivation, f);
         drop((gate_up, dactivation));
         self.gate_up
             .column_backward(cx, params, grads, &dgate_up, x)
-    }
-
-    fn activation(&self, cx: &Context<'_>, gate_up: &[f32]) -> Buffer {
-        let f = self.down.inputs;
-        let mut activation = cx.workspace.take(gate_up.len() / 2);
-        let bands = Rows::contiguous(gate_up, 2 * f);
-        let (gate, up) = (bands.columns(0..f), bands.columns(f..2 * f));
-        swiglu::forward(cx.cpu, gate, up, &mut activation);
-        activation
     }
 
     /// Its operations over `tokens` tokens.

@@ -12,6 +12,7 @@ mod moe;
 mod norm;
 mod recompute;
 mod router;
+mod swiglu;
 
 pub(crate) use block::{Block, SavedBlock};
 pub(crate) use embedding::Embedding;
@@ -23,7 +24,7 @@ use recompute::Recompute;
 use std::{borrow::Cow, ops::Range};
 
 use drivetrain_core::{Result, model::ModelSpec, moe::ExpertBias, plan::PlannedOp};
-use drivetrain_kernels::Cpu;
+use drivetrain_kernels::{Cpu, ops::elementwise};
 
 use crate::{
     packed::Packed,
@@ -65,6 +66,13 @@ impl Context<'_> {
     fn reduce(&self, partial: Buffer, width: usize) -> Result<Buffer> {
         let rows = (self.packed.shares.as_slice(), width);
         self.ranks.tensor.reduce(self.workspace, partial, rows)
+    }
+
+    /// Adds them to y [S, W].
+    fn reduce_add(&self, partial: Buffer, width: usize, y: &mut [f32]) -> Result<()> {
+        let sum = self.reduce(partial, width)?;
+        elementwise::add_assign(self.cpu, y, &sum);
+        Ok(())
     }
 
     /// S: this rank's rows of the residual stream.
@@ -121,13 +129,6 @@ impl Context<'_> {
     fn tally(&self) -> RouterTally {
         self.router
             .map_or_else(RouterTally::default, |goal| goal.tally())
-    }
-
-    /// Adds them to y [S, W].
-    fn reduce_add(&self, partial: Buffer, width: usize, y: &mut [f32]) -> Result<()> {
-        let sum = self.reduce(partial, width)?;
-        drivetrain_kernels::ops::elementwise::add_assign(self.cpu, y, &sum);
-        Ok(())
     }
 }
 

@@ -9,19 +9,16 @@ use drivetrain_core::{
     model::{Family, ModelSpec, MoeSpec},
     plan::PlannedOp,
 };
-use drivetrain_kernels::{
-    Rows, RowsMut,
-    ops::{
-        elementwise,
-        grouped_gemm::{self, GroupedDims},
-        permute::{self, PermuteDims},
-        swiglu,
-    },
+use drivetrain_kernels::ops::{
+    elementwise,
+    grouped_gemm::{self, GroupedDims},
+    permute::{self, PermuteDims},
 };
 
 use super::{
     Context, Recompute, planned,
     router::{Routed, Router, RouterTally},
+    swiglu,
 };
 use crate::{
     expert_parallel::{Dispatch, ExpertShape},
@@ -126,7 +123,7 @@ impl Moe {
             weight,
             &mut gate_up,
         );
-        let activation = self.activation(cx, &gate_up);
+        let activation = swiglu::forward(cx, &gate_up, self.ffn_size);
         let mut y = cx.workspace.take(rows.len());
         let weight = params.get(&self.down);
         grouped_gemm::forward(
@@ -193,7 +190,7 @@ impl Moe {
         );
         drop(results);
         let dout = dispatch.scatter(cx, dresults)?;
-        let activation = activation.unwrap_or_else(|| self.activation(cx, &gate_up));
+        let activation = activation.unwrap_or_else(|| swiglu::forward(cx, &gate_up, self.ffn_size));
         let drows = self.experts_backward(
             cx,
             params,
@@ -225,7 +222,7 @@ impl Moe {
         (rows, gate_up, activation): (&[f32], &[f32], Buffer),
         dout: Buffer, // [R, D]
     ) -> Buffer {
-        let (f, add) = (self.ffn_size, cx.accumulate);
+        let add = cx.accumulate;
         let dims = self.down_dims(dispatch);
         let mut dactivation = cx.workspace.take(activation.len());
         let weight = params.get(&self.down);
@@ -233,11 +230,7 @@ impl Moe {
         let dweight = grads.get_mut(&self.down);
         grouped_gemm::backward_weight(cx.cpu, &dims, &dout, &activation, add, dweight);
         drop(activation);
-        let mut dgate_up = cx.workspace.take(gate_up.len());
-        let bands = Rows::contiguous(gate_up, 2 * f);
-        let [dgate, dup] = RowsMut::contiguous(&mut dgate_up, 2 * f).split_columns([f, f]);
-        let (gate, up) = (bands.columns(0..f), bands.columns(f..2 * f));
-        swiglu::backward(cx.cpu, &dactivation, gate, up, dgate, dup);
+        let dgate_up = swiglu::backward(cx, gate_up, &dactivation, self.ffn_size);
         drop(dactivation);
         let dims = self.up_dims(dispatch);
         let dweight = grads.get_mut(&self.gate_up);
@@ -246,15 +239,6 @@ impl Moe {
         let weight = params.get(&self.gate_up);
         grouped_gemm::backward_input(cx.cpu, &dims, &dgate_up, weight, false, &mut drows);
         drows
-    }
-
-    fn activation(&self, cx: &Context<'_>, gate_up: &[f32]) -> Buffer {
-        let f = self.ffn_size;
-        let mut activation = cx.workspace.take(gate_up.len() / 2);
-        let bands = Rows::contiguous(gate_up, 2 * f);
-        let (gate, up) = (bands.columns(0..f), bands.columns(f..2 * f));
-        swiglu::forward(cx.cpu, gate, up, &mut activation);
-        activation
     }
 
     fn rows(&self, rows: &[f32]) -> usize {

@@ -1,6 +1,10 @@
 //! Pipeline parallelism (Narayanan et al. 2021): ranks that hold stages of layers and hand activations on, and their
 //! gradients back. What a stage does when is core's schedule; here is only how it hands on.
 
+mod transfers;
+
+pub(crate) use transfers::{At, Transfers};
+
 use std::sync::Arc;
 
 use drivetrain_core::{
