@@ -14,9 +14,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use drivetrain_kernels::{Memory, Processor};
+
 /// Free buffers of one rank, and a count of those in use.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Workspace(Arc<Mutex<Pool>>);
+#[derive(Debug, Clone)]
+pub(crate) struct Workspace {
+    processor: Processor,
+    pool: Arc<Mutex<Pool>>,
+}
 
 #[derive(Default)]
 struct Pool {
@@ -31,26 +36,34 @@ struct Pool {
 }
 
 struct Idle {
-    data: Vec<f32>,
+    data: Memory,
     /// How many had been given back when it was.
     since: u64,
 }
 
 /// `len` elements on loan; their values are whatever was there before.
 pub(crate) struct Buffer {
-    data: Vec<f32>,
+    data: Memory,
     len: usize,
     pool: Workspace,
 }
 
 impl Workspace {
+    /// Of a processor's memory.
+    pub(crate) fn new(processor: Processor) -> Self {
+        Self {
+            processor,
+            pool: Arc::default(),
+        }
+    }
+
     /// A buffer whose values are unspecified: write before reading.
     pub(crate) fn take(&self, len: usize) -> Buffer {
         let size = size_of_request(len);
         let reused = self.lock().take(size);
         #[allow(unused_mut)] // but in tests
         let mut buffer = Buffer {
-            data: reused.unwrap_or_else(|| vec![0.0; size]),
+            data: reused.unwrap_or_else(|| self.processor.memory(size)),
             len,
             pool: self.clone(),
         };
@@ -79,6 +92,7 @@ impl Workspace {
         let len = data.len();
         // Out of another rank's workspace it has the room.
         data.resize(size_of_request(len), 0.0);
+        let data = self.processor.adopt(data);
         let mut pool = self.lock();
         pool.used_elements += data.len();
         pool.peak_elements = pool.peak_elements.max(pool.used_elements);
@@ -114,7 +128,7 @@ impl Workspace {
 
     fn lock(&self) -> MutexGuard<'_, Pool> {
         // The pool holds plain memory: a panic elsewhere cannot have left it inconsistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -128,7 +142,7 @@ fn size_of_request(len: usize) -> usize {
 
 impl Pool {
     /// A free buffer of this size; `None` asks the caller to allocate one, after making room for it.
-    fn take(&mut self, size: usize) -> Option<Vec<f32>> {
+    fn take(&mut self, size: usize) -> Option<Memory> {
         let found = self.free.get_mut(&size).and_then(Vec::pop);
         if found.is_some() {
             self.free_elements -= size;
@@ -141,7 +155,7 @@ impl Pool {
         found.map(|idle| idle.data)
     }
 
-    fn give(&mut self, data: Vec<f32>) {
+    fn give(&mut self, data: Memory) {
         let size = data.len();
         self.used_elements -= size;
         self.free_elements += size;
@@ -174,7 +188,7 @@ impl Pool {
 impl Buffer {
     /// The elements, which leave the workspace.
     pub(crate) fn into_vec(mut self) -> Vec<f32> {
-        let mut data = std::mem::take(&mut self.data);
+        let mut data = std::mem::take(&mut self.data).into_vec();
         self.pool.lock().used_elements -= data.len();
         data.truncate(self.len);
         data
@@ -220,11 +234,13 @@ impl fmt::Debug for Pool {
 
 #[cfg(test)]
 mod tests {
+    use drivetrain_kernels::Cpu;
+
     use super::*;
 
     #[test]
     fn a_dropped_buffer_is_used_again() {
-        let workspace = Workspace::default();
+        let workspace = Workspace::new(Cpu::new(1).into());
         let first = workspace.take(1000);
         let address = first.as_ptr();
         drop(first);
@@ -251,7 +267,7 @@ mod tests {
 
     #[test]
     fn free_buffers_stay_within_the_peak() {
-        let workspace = Workspace::default();
+        let workspace = Workspace::new(Cpu::new(1).into());
         for len in (1..40).map(|n| n * 100) {
             drop(workspace.take(len));
         }

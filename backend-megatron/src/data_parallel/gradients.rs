@@ -1,7 +1,7 @@
 //! The open step's gradients: this rank's own sums, and its shares of the sums over replicas.
 
 use drivetrain_core::Result;
-use drivetrain_kernels::{Cpu, ops::elementwise};
+use drivetrain_kernels::{Memory, Processor, ops::elementwise};
 
 use super::{DataParallel, Slots};
 use crate::weights::{Buffers, Layout};
@@ -20,20 +20,20 @@ pub(crate) struct Gradients {
     /// Whether the regions with replicas count as 0 in `local`, the others not.
     reduced: bool,
     /// Of each region, the share this rank owns. Empty where it holds the region alone.
-    shares: Vec<Vec<f32>>,
+    shares: Vec<Memory>,
     /// Whether `forward_backward` has run since the last clear.
     open: bool,
 }
 
 impl Gradients {
     /// None yet.
-    pub(crate) fn new(layout: &Layout, data: &DataParallel) -> Self {
+    pub(crate) fn new(layout: &Layout, data: &DataParallel, processor: &Processor) -> Self {
         let share = |region| match data.is_alone(region) {
-            true => Vec::new(),
-            false => vec![0.0; data.own(region).len()],
+            true => Memory::default(),
+            false => processor.zeros(data.own(region).len()),
         };
         Self {
-            local: Buffers::zeros(layout),
+            local: Buffers::zeros(layout, processor),
             blank: true,
             reduced: false,
             shares: (0..data.num_regions()).map(share).collect(),
@@ -78,7 +78,7 @@ impl Gradients {
     /// The reduction's.
     pub(crate) fn absorb(
         &mut self,
-        cpu: Cpu,
+        processor: &Processor,
         data: &DataParallel,
         slots: Slots,
         reduced: Result<()>,
@@ -89,7 +89,7 @@ impl Gradients {
                 let Some(received) = received else { continue };
                 let share = &mut self.shares[region];
                 if self.open {
-                    elementwise::add_assign(cpu, share, &received);
+                    elementwise::add_assign(processor, share, &received);
                 } else {
                     share.copy_from_slice(&received);
                 }

@@ -4,6 +4,7 @@ use drivetrain_core::{
     Result,
     communicator::{ReduceOp, Work},
 };
+use drivetrain_kernels::Memory;
 
 use super::DataParallel;
 use crate::{
@@ -20,7 +21,7 @@ pub(crate) struct Slots {
 #[derive(Debug)]
 struct Slot {
     /// This rank's sums, moved here from the gradients once the bucket is started.
-    local: Option<Vec<f32>>,
+    local: Option<Memory>,
     /// The share of each region's sums over its replicas; none of a region that this rank holds alone.
     received: Vec<Option<Buffer>>,
 }
@@ -53,9 +54,7 @@ impl Slots {
     }
 
     /// What came back: each started bucket, its sums, and what it received.
-    pub(super) fn into_started(
-        self,
-    ) -> impl Iterator<Item = (usize, Vec<f32>, Vec<Option<Buffer>>)> {
+    pub(super) fn into_started(self) -> impl Iterator<Item = (usize, Memory, Vec<Option<Buffer>>)> {
         self.slots
             .into_iter()
             .enumerate()

@@ -7,6 +7,7 @@ pub(crate) use layout::{Layout, LayoutBuilder, Region, TensorRef};
 pub(crate) use transfer::{export, import};
 
 use drivetrain_core::moe::ExpertBias;
+use drivetrain_kernels::{Memory, Processor};
 
 /// What computes: weights, and what is no weight but comes with them.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,18 +19,13 @@ pub(crate) struct Policy {
 
 /// One value for every element of every bucket: weights, gradients, or a snapshot.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Buffers(Vec<Vec<f32>>);
+pub(crate) struct Buffers(Vec<Memory>);
 
 impl Buffers {
     /// Zeros.
-    pub(crate) fn zeros(layout: &Layout) -> Self {
-        Self(
-            layout
-                .buckets()
-                .iter()
-                .map(|b| vec![0.0; b.len()])
-                .collect(),
-        )
+    pub(crate) fn zeros(layout: &Layout, processor: &Processor) -> Self {
+        let buckets = layout.buckets().iter();
+        Self(buckets.map(|b| processor.zeros(b.len())).collect())
     }
 
     /// A tensor.
@@ -48,13 +44,13 @@ impl Buffers {
     }
 
     /// A bucket, to write.
-    pub(crate) fn bucket_mut(&mut self, index: usize) -> &mut Vec<f32> {
+    pub(crate) fn bucket_mut(&mut self, index: usize) -> &mut Memory {
         &mut self.0[index]
     }
 
     /// All buckets, to write.
     pub(crate) fn buckets_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
-        self.0.iter_mut().map(Vec::as_mut_slice)
+        self.0.iter_mut().map(|bucket| &mut **bucket)
     }
 
     /// Sets every element to 0.
