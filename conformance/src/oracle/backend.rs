@@ -28,7 +28,8 @@ use super::{
 pub(super) const NAME: &str = "reference";
 
 /// The f64 oracle as an engine: slow, plain, and right. Weights, moments and reductions are f64 whatever the
-/// job's dtypes say, since it stands for the exact value of what they round.
+/// job's dtypes say, since it stands for the exact value of what they round; activations are kept in bf16 where the job
+/// says so and the oracle stands for an engine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReferenceBackend {
     defect: Option<Defect>,
@@ -114,6 +115,7 @@ impl Backend for ReferenceBackend {
             expert_parallel: Some(ExpertParallel {
                 expert_tensor: true,
             }),
+            saved_activations: vec![DType::Bf16],
             recompute: RecomputeCapability {
                 selective: true,
                 full: true,
