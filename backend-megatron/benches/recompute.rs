@@ -1,5 +1,6 @@
 //! What each choice of recomputation and storage keeps, beside the formulas of Korthikanti et al. 2022, and what it
 //! costs: CPU seconds of forward and backward over those of keeping all, in turn (A B A B), the median of the pairs.
+//! Arguments: the number of pairs, and a part of a row's name to see only such rows.
 #![allow(missing_docs, reason = "a program")]
 
 use std::time::Duration;
@@ -72,7 +73,10 @@ fn measure(choices: [Choice; 2], pairs: usize) -> Result<([u64; 2], Vec<f64>)> {
 }
 
 fn main() {
-    let pairs = std::env::args().skip(1).find_map(|a| a.parse().ok());
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let pairs = args.iter().find_map(|a| a.parse().ok());
+    let is_name = |a: &&String| !a.starts_with('-') && a.parse::<usize>().is_err();
+    let wanted = args.iter().find(is_name);
     let (paper, mib) = (paper(), f64::from(1 << 20));
     println!(
         "hidden 1024, 16 heads, ffn 2752, 1024 tokens, {LAYERS} layers, TP{RANKS} with sequence parallelism"
@@ -112,9 +116,14 @@ fn main() {
             "computed again", "MiB", "to TP alone"
         );
         let plain = Choice { saved, ..all };
-        let (kept, cost) = compare([all, plain]);
-        row("nothing (to f32's)", kept, cost);
-        for (what, modules, full_layers) in AGAIN {
+        let nothing = "nothing (to f32's)";
+        let named =
+            |what: &str| wanted.is_none_or(|w| format!("{name} {what}").contains(w.as_str()));
+        if named(nothing) {
+            let (kept, cost) = compare([all, plain]);
+            row(nothing, kept, cost);
+        }
+        for (what, modules, full_layers) in AGAIN.into_iter().filter(|(what, ..)| named(what)) {
             let (kept, cost) = compare([
                 plain,
                 Choice {
