@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn what_the_last_pass_used_is_still_there() {
-        let workspace = Workspace::default();
+        let workspace = Workspace::new(Cpu::new(1).into());
         // In turn, so that three sizes are held where one is used; the first pass allocates.
         let pass = || {
             workspace.begin_pass();
