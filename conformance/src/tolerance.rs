@@ -3,7 +3,7 @@
 //! | quantity | tolerance | from |
 //! |---|---|---|
 //! | golden log-probs | `1e-5` | given; transformers' own f32 run is up to 5e-6 from its f64 run |
-//! | golden gradients | `2e-6` of each tensor's largest magnitude; a layer's experts are parts of two tensors, as transformers holds them | given; transformers' f32 run: 3e-7 absolute |
+//! | golden gradients | `2e-6` of each tensor's largest magnitude | given; transformers' f32 run: 3e-7 absolute |
 //! | log-probs | `u sqrt(path)` of the largest magnitude, at least 1, and `u sqrt(V)` | rounding errors add like a random walk along the chain of dot products (Higham and Mary 2019); the sum over the vocabulary is of positive terms, and the logarithm turns its relative error into an absolute one |
 //! | gradients | `u sqrt(3 (path + V)) sqrt(2 ln N)` of the largest magnitude in the tensor's layer | forward, backward and the product that makes the gradient; the worst of N elements, all parameters', is that many standard deviations out; rounding is relative to what flows through the layer, of which a tensor's own gradient may be a small difference (softmax's backward subtracts: q and k of a sequence of one scored token get exactly 0) |
 //! | gradients where activations are saved in a shorter dtype | that, and `v sqrt(kept) sqrt(2 ln N)` of the same magnitude | arithmetic and forward are as before; each kept value is rounded once, by `v` of itself at most, each its own way; a sum of products of rounded factors is off by as much as one of them, however long it is; `kept` factors are in series |
@@ -149,11 +149,7 @@ impl Tolerances {
     }
 
     fn group<'a>(&self, name: &'a str) -> &'a str {
-        if self.by_layer {
-            layer(name)
-        } else {
-            whole_tensor(name)
-        }
+        if self.by_layer { layer(name) } else { name }
     }
 
     /// The tolerance of the gradient's norm, absolute.
@@ -173,18 +169,6 @@ fn layer(name: &str) -> &str {
         Some((_, within)) => &name[..name.len() - within.len()],
         None => name,
     }
-}
-
-/// The tensor that `transformers` holds a parameter in: of experts, the gates and ups of a layer are one, and its downs
-/// another, whatever a checkpoint calls their parts.
-fn whole_tensor(name: &str) -> &str {
-    let Some((before, expert)) = name.split_once(".experts.") else {
-        return name;
-    };
-    let down = ["w2.weight", "down_proj.weight"];
-    let is_down = down.iter().any(|end| expert.ends_with(end));
-    // Two names that no parameter has.
-    &name[..before.len() + if is_down { ".experts".len() } else { 0 }]
 }
 
 /// Half the distance from 1 to the next number.
@@ -428,25 +412,6 @@ mod tests {
         let near = |a: &[f64], b: [f64; 4]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-12);
         assert!(near(&by_layer, [4.0, 4.0, 1.0, 2.0]), "{by_layer:?}");
         assert!(near(&own, [0.0, 4.0, 1.0, 2.0]), "{own:?}");
-    }
-
-    #[test]
-    fn experts_are_parts_of_the_tensors_that_transformers_holds() {
-        let tensor = |name: &str, value| {
-            let name = format!("model.layers.0.{name}.weight");
-            (name, vec![value])
-        };
-        let exact = IndexMap::from([
-            tensor("mlp.experts.0.gate_proj", 1.0),
-            tensor("mlp.experts.1.up_proj", 2.0),
-            tensor("mlp.experts.0.down_proj", 4.0),
-            tensor("mlp.experts.1.down_proj", 3.0),
-            tensor("mlp.gate", 5.0),
-        ]);
-        let own = Tolerances::golden(&fixture::model("q3_moe"));
-        let scales = own.gradients(&exact);
-        let scales: Vec<_> = scales.values().map(|g| g / own.gradient).collect();
-        assert_eq!(scales, [2.0, 2.0, 4.0, 4.0, 5.0]);
     }
 
     #[test]

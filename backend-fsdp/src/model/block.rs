@@ -11,6 +11,7 @@ use super::{
     Packed, Routing,
     attention::{attend, rotate},
     experts::Experts,
+    linear::linear,
 };
 use crate::{error::Torch, shim::rms_norm};
 
@@ -114,7 +115,8 @@ impl<'a> Block<'a> {
     }
 
     fn linear(&self, x: &Tensor, module: &str) -> Torch<Tensor> {
-        x.f_linear(self.weight(module)?, self.find(module, "bias"))
+        let bias = self.find(module, "bias");
+        linear(x, self.weight(module)?, bias, x.size()[0])
     }
 
     fn norm(&self, x: &Tensor, module: &str) -> Torch<Tensor> {

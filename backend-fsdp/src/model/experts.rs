@@ -5,6 +5,7 @@
 use drivetrain_core::model::MoeSpec;
 use tch::{Kind, Tensor};
 
+use super::linear::linear;
 use crate::error::Torch;
 
 /// A layer's router and experts.
@@ -36,8 +37,7 @@ impl Experts<'_> {
     /// `x` `[T, D]` through its experts, weighted and added, `[T, D]`.
     pub(super) fn forward(&self, x: &Tensor) -> Torch<(Tensor, Routing)> {
         let k = self.spec.experts_per_token as i64;
-        let router = self.router.f_to_kind(self.kind)?;
-        let logits = x.f_to_kind(self.kind)?.f_linear(&router, None::<Tensor>)?; // [T, X]
+        let logits = self.logits(x)?; // [T, X]
         let probs = logits.f_softmax(-1, None::<Kind>)?;
         let chosen = self.choose(&probs)?; // [T, k]
         let mut weights = probs.f_gather(1, &chosen, false)?; // [T, k]
@@ -56,7 +56,7 @@ impl Experts<'_> {
             .f_to_kind(x.f_kind()?)?
             .f_unsqueeze(1)?;
         let chosen = Vec::<i64>::try_from(&experts)?;
-        let outputs = self.each(&rows, &chosen)?.f_mul(&factors)?;
+        let outputs = self.each(&rows, &chosen, x.size()[0])?.f_mul(&factors)?;
         let y = x.f_zeros_like()?.f_index_add(0, &tokens, &outputs)?;
         let log_sum = logits.f_logsumexp(&[1i64][..], false)?;
         Ok((
@@ -67,6 +67,15 @@ impl Experts<'_> {
                 chosen,
             },
         ))
+    }
+
+    /// The router's, `[T, X]`.
+    fn logits(&self, x: &Tensor) -> Torch<Tensor> {
+        if self.kind == Kind::Float {
+            return linear(x, self.router, None, x.size()[0]);
+        }
+        let router = self.router.f_to_kind(self.kind)?;
+        x.f_to_kind(self.kind)?.f_linear(&router, None::<Tensor>)
     }
 
     /// Columns of the k largest scores of each row, of equal ones the first, `[T, k]`.
@@ -84,7 +93,8 @@ impl Experts<'_> {
 
     /// Rows that lie expert by expert through each one's `down(silu(gate(x)) up(x))`. An expert without rows takes part,
     /// so that its weights have a gradient, of 0.
-    fn each(&self, rows: &Tensor, chosen: &[i64]) -> Torch<Tensor> {
+    fn each(&self, rows: &Tensor, chosen: &[i64], num_tokens: i64) -> Torch<Tensor> {
+        let linear = |x: &Tensor, weight| linear(x, weight, None, num_tokens);
         let mut outputs = Vec::with_capacity(self.spec.num_experts);
         let mut counts = vec![0i64; self.spec.num_experts];
         for &expert in chosen {
@@ -94,9 +104,9 @@ impl Experts<'_> {
         for (weights, count) in self.weights.chunks_exact(3).zip(counts) {
             let rows = rows.f_narrow(0, at, count)?;
             at += count;
-            let gate = rows.f_linear(&weights[0], None::<Tensor>)?.f_silu()?; // [n, F]
-            let up = rows.f_linear(&weights[1], None::<Tensor>)?;
-            outputs.push(gate.f_mul(&up)?.f_linear(&weights[2], None::<Tensor>)?);
+            let gate = linear(&rows, &weights[0])?.f_silu()?; // [n, F]
+            let up = linear(&rows, &weights[1])?;
+            outputs.push(linear(&gate.f_mul(&up)?, &weights[2])?);
         }
         Tensor::f_cat(&outputs, 0)
     }

@@ -7,6 +7,7 @@ mod attention;
 mod block;
 mod experts;
 mod head;
+mod linear;
 mod packed;
 mod root;
 

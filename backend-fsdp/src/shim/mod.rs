@@ -45,6 +45,9 @@ mod ffi {
             count: f64,
         ) -> Result<()>;
 
+        include!("linear.h");
+        fn exact_linear(x: &Tensor, weight: &Tensor) -> Result<UniquePtr<Tensor>>;
+
         include!("rms_norm.h");
         fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<UniquePtr<Tensor>>;
 
@@ -63,6 +66,15 @@ pub(crate) fn gradients(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> T
     (0..gradients.size())
         .map(|i| gradients.pin_mut().take(i).map(own).map_err(thrown))
         .collect()
+}
+
+/// `x weight^T`, each dot product summed in f64 and rounded once. The graph holds what that of `f_linear` holds, and its
+/// backward is the same, in f32; of the weight a piece of fixed size is in f64 at a time. x `[n, in]`, weight
+/// `[out, in]`, both f32 in host memory.
+pub(crate) fn exact_linear(x: &Tensor, weight: &Tensor) -> Torch<Tensor> {
+    ffi::exact_linear(borrow(x), borrow(weight))
+        .map(own)
+        .map_err(thrown)
 }
 
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dim (Zhang and Sennrich 2019), with its own backward: one pass a
@@ -194,6 +206,34 @@ mod tests {
             let gap = f64::try_from((found - truth).abs().max() / truth.abs().max()).unwrap();
             assert!(gap <= 1e-7, "{gap}");
         }
+    }
+
+    /// Of a weight that is one piece, and of one that is many.
+    #[test]
+    fn exact_linear_rounds_once_and_goes_back_as_linear_does() {
+        let options = (tch::Kind::Float, tch::Device::Cpu);
+        let wave = |shape: [i64; 2]| {
+            let angles = Tensor::arange(shape[0] * shape[1], options) * 0.37;
+            angles.sin().view(shape)
+        };
+        for (rows, inner, outer) in [(3, 40, 7), (5, 1000, 300), (0, 4, 2)] {
+            let x = wave([rows, inner]).set_requires_grad(true);
+            let weight = wave([outer, inner]).set_requires_grad(true);
+            let y = exact_linear(&x, &weight).unwrap();
+            let double = |t: &Tensor| t.detach().to_kind(tch::Kind::Double);
+            let truth = double(&x).matmul(&double(&weight).tr());
+            assert!(double(&y).allclose(&truth, 1e-7, 1e-12, false));
+            let plain = x.linear(&weight, None::<Tensor>);
+            let dy = wave([rows, outer]);
+            let found = gradients(&[(&y, &dy)], &[&x, &weight]).unwrap();
+            let expected = gradients(&[(&plain, &dy)], &[&x, &weight]).unwrap();
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!(found.allclose(expected, 1e-5, 1e-5, false));
+            }
+        }
+        let (x, long) = (wave([2, 3]), wave([2, 4]));
+        assert!(exact_linear(&x, &long).is_err());
+        assert!(exact_linear(&x.to_kind(tch::Kind::Double), &x).is_err());
     }
 
     #[test]
