@@ -68,7 +68,7 @@ pub(crate) fn open(
             let opened = open(world.rank()).map_err(|cause| {
                 Error::new(ErrorKind::Device, "open_device", "no CUDA device to be had")
                     .with("device", "cuda")
-                    .help("run where there is one (`drivetrain doctor` looks), or write `device: cpu`")
+                    .help("run where there is one, or write `device: cpu`")
                     .caused_by(cause)
             });
             world.agree("open_device", opened).map(Processor::Device)
