@@ -236,6 +236,8 @@ extern "C" {
 uint64_t emulator_allocate(uint64_t bytes, uint64_t granule, uint32_t unified) {
   using namespace emulator;
   try {
+    // The host may have its floats hold pairs of halves.
+    if (unified) granule = std::min<uint64_t>(granule, 2);
     auto region = std::make_unique<Region>(bytes, granule, false);
     region->unified = unified != 0;
     const uint64_t address = reinterpret_cast<uint64_t>(region->data);

@@ -45,17 +45,16 @@ void Region::forget() {
   if (shared) cells.assign(cells.size(), Cell());
 }
 
-bool Region::has_written(size_t index) const {
-  if (written[index] || !unified) return written[index];
-  const unsigned char* bytes = reinterpret_cast<const unsigned char*>(data) + index * granule;
-  for (size_t i = 0; i < granule; i++) {
-    if (bytes[i] != 0xff) return true;
+bool Region::has_written(size_t offset, size_t bytes) const {
+  if (written[offset / granule] || !unified) return written[offset / granule];
+  for (size_t i = offset; i < offset + bytes; i++) {
+    if (static_cast<unsigned char>(data[i]) != 0xff) return true;
   }
   return false;
 }
 
-void touch(Region& region, size_t offset, size_t, Use use, int parameter) {
-  // Elements lie at multiples of their size and are always accessed as what they are: the first granule will do.
+void touch(Region& region, size_t offset, size_t bytes, Use use, int parameter) {
+  // Elements lie at multiples of their size and are accessed by all threads as the same: the first granule will do.
   const size_t index = offset / region.granule;
   Cell& cell = region.cells[index];
   const unsigned running = static_cast<unsigned>(block->running);
@@ -65,7 +64,7 @@ void touch(Region& region, size_t offset, size_t, Use use, int parameter) {
     fail(std::string("race: ") + mine + " byte " + std::to_string(offset) + " of " + place(region, parameter) +
          ", which " + who(other) + " " + theirs + " with no barrier between");
   };
-  if (use != Use::Write && !region.has_written(index)) {
+  if (use != Use::Write && !region.has_written(offset, bytes)) {
     fail("reads byte " + std::to_string(offset) + " of " + place(region, parameter) + ", which nothing has written");
   }
   if (!(now.atomic && cell.write.atomic) && unordered(cell.write, now)) {

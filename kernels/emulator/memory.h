@@ -36,8 +36,8 @@ struct Region {
   Region& operator=(const Region&) = delete;
   // Everything is unwritten again: NaN, where it is read as a float.
   void forget();
-  // Whether anyone has written a granule. What the host wrote shows in that it is not as `forget` left it.
-  bool has_written(size_t index) const;
+  // Whether anyone has written there. What the host wrote shows in that it is not as `forget` left it.
+  bool has_written(size_t offset, size_t bytes) const;
 };
 
 enum class Use { Read, Write, Atomic };
