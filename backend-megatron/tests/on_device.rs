@@ -9,7 +9,7 @@ use drivetrain_conformance::Suite;
 mod device;
 
 /// Families, each axis, and what each launches that the others do not.
-const SOME: [&str; 12] = [
+const SOME: [&str; 13] = [
     "golden/llama_gqa_rope3",
     "golden/qwen3_qknorm",
     "golden/mixtral_moe",
@@ -22,6 +22,7 @@ const SOME: [&str; 12] = [
     "layouts/tied/tp2_cp2_pp2_all",
     "layouts/q3/pp2_chunks2_micro1",
     "layouts/bias/selective_micro2",
+    "saved_activations/q3/selective",
 ];
 
 fn main() -> ExitCode {
