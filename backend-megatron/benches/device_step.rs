@@ -20,14 +20,18 @@ use drivetrain_megatron::Megatron;
 #[path = "../tests/common/recompute.rs"]
 mod recompute;
 
-use recompute::{Quick, batch, job, model};
+use recompute::{Choice, Quick, batch, job, model};
 
 /// The first one compiles the kernels.
 const STEPS: usize = 6;
 
 /// Seconds of each step, and the loss before it.
 fn steps(device: DeviceConfig) -> Result<Vec<(f64, f64)>> {
-    let mut job = job(&[], 0);
+    let mut job = job(Choice {
+        modules: &[],
+        full_layers: 0,
+        saved: None,
+    });
     job.config.device = device;
     job.config.parallel = ParallelConfig::default();
     let (source, batch) = (Quick(model()), batch());
