@@ -103,16 +103,15 @@ impl MegatronEngine {
         totals: &BatchTotals,
     ) -> Result<ForwardBackwardReport> {
         let mut microbatches = self.microbatches(batch, Batch::scored);
-        let any = microbatches.iter().any(|m| m.active);
-        let mut accumulate = self.grads.start(&self.data, any);
-        for microbatch in microbatches.iter_mut().filter(|m| m.active) {
-            microbatch.accumulate = std::mem::replace(&mut accumulate, true);
+        for microbatch in microbatches.iter_mut().filter(|m| m.active).skip(1) {
+            microbatch.accumulate = true;
         }
         let PipelineShape { stage, stages, .. } = self.ranks.pipeline.shape;
         let count = microbatches.len();
         let schedule = PipelineSchedule::of(self.plan.schedule, stage, stages, count)?;
-        let mut slots = Slots::new(&self.data, &self.workspace);
-        let reduction = Reduction::new(&self.data, &self.model.layout, &mut slots);
+        let mut slots = Slots::new(&self.data, &self.grads.pool);
+        let reduction =
+            Reduction::new(&self.data, &self.model.layout, &self.grads.pool, &mut slots);
         let losses = RouterLosses::new(&self.plan.config, &self.plan.model);
         let router = RouterGoal {
             model: &self.plan.model,
@@ -134,11 +133,8 @@ impl MegatronEngine {
         };
         let local = &mut self.grads.local;
         let outcome = Pass::new(means, goal, &microbatches, local, reduction).run(&schedule);
-        let (ran, outcome) = match outcome {
-            Ok(outcome) => (Ok(()), outcome),
-            Err(lost) => (Err(lost), Ok(ForwardBackwardReport::default())),
-        };
-        self.grads.absorb(self.cpu, &self.data, slots, ran)?;
+        let outcome = outcome?;
+        self.grads.absorb(self.cpu, slots);
         let mut report = self.world.agree("forward_backward", outcome)?;
         self.ranks.all_reduce(&mut report)?;
         let counts = report.expert_tokens.iter().flatten();
@@ -224,6 +220,7 @@ impl Engine for MegatronEngine {
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
+        self.policy.params.settle_all()?;
         let report = self.optimizer.update(
             self.cpu,
             &*self.world,
@@ -233,8 +230,10 @@ impl Engine for MegatronEngine {
             options,
         )?;
         if !report.skipped {
-            let gathered = self.data.gather(&self.workspace, &mut self.policy.params);
-            optim::committed(report.step, gathered)?;
+            let (params, step) = (&mut self.policy.params, report.step);
+            let share = |region| self.grads.give(&self.data, region);
+            let gathered = self.data.gather(params, Some(step), share);
+            optim::committed(step, gathered)?;
             let rate = self.plan.config.moe.bias_update_rate;
             self.policy.bias.update(rate, &self.expert_tokens);
         }
@@ -253,6 +252,7 @@ impl Engine for MegatronEngine {
 
     fn export_weights(&mut self, which: &Weights, sink: &mut dyn WeightSink) -> Result<()> {
         let export = self.plan.config.precision.export;
+        self.policy(which)?.params.settle_all()?;
         weights::export(
             (&self.model.layout, self.holdings()),
             &*self.world,
@@ -267,11 +267,14 @@ impl Engine for MegatronEngine {
         let (layout, step) = (&self.model.layout, self.optimizer.step);
         let mut whole = Buffers::zeros(layout);
         for region in 0..self.data.num_regions() {
-            let share = self.grads.own(&self.data, region);
+            let share = self.grads.own(region);
             let bucket = self.data.region(region).bucket;
             whole.bucket_mut(bucket)[self.data.own(region)].copy_from_slice(share);
         }
-        self.data.gather(&self.workspace, &mut whole)?;
+        let pool = &self.grads.pool;
+        let share = |region| pool.take(self.data.own(region).len());
+        self.data.gather(&mut whole, None, share)?;
+        whole.settle_all()?;
         let from = (layout, self.holdings());
         weights::export(from, &*self.world, &whole, step, |_| DType::F32, sink)
     }
@@ -292,6 +295,7 @@ impl Engine for MegatronEngine {
     }
 
     fn save_state(&mut self, mut writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
+        self.policy.params.settle_all()?;
         checkpoint::save(
             &self.model.layout,
             &self.data,
@@ -312,7 +316,9 @@ impl Engine for MegatronEngine {
     }
 
     fn snapshot(&mut self, tag: &str) -> Result<()> {
-        self.snapshots.insert(tag.to_owned(), self.policy.clone());
+        self.policy.params.settle_all()?;
+        let copy = self.policy.duplicate();
+        self.snapshots.insert(tag.to_owned(), copy);
         Ok(())
     }
 

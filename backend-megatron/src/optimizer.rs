@@ -79,7 +79,7 @@ impl Optimizer {
         self.step = report.step;
         for region in 0..data.num_regions() {
             let (own, bucket) = (data.own(region), data.region(region).bucket);
-            let g = grads.own(data, region);
+            let g = grads.own(region);
             let [m, v] = &mut self.moments[region];
             for piece in layout.pieces(region, own.clone()) {
                 let spec = &layout.parameters()[piece.parameter];
@@ -120,6 +120,6 @@ impl Optimizer {
 /// parameter once.
 fn own_squares(cpu: Cpu, data: &DataParallel, grads: &Gradients) -> f64 {
     (0..data.num_regions())
-        .map(|region| elementwise::sum_of_squares(cpu, grads.own(data, region)).sum)
+        .map(|region| elementwise::sum_of_squares(cpu, grads.own(region)).sum)
         .sum()
 }

@@ -8,10 +8,15 @@
 //! of nearly the same length share buffers. A larger one where there is none of the size would be missed later.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     ops::{Deref, DerefMut},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drivetrain_core::{
+    View,
+    communicator::{Input, Shared, SharedBuffer},
 };
 
 /// Free buffers of one rank, and a count of those in use.
@@ -26,6 +31,10 @@ struct Pool {
     given: u64,
     free_elements: usize,
     used_elements: usize,
+    /// Of those that other ranks may still read: they are back soon, but when is not this rank's to say.
+    shared_elements: usize,
+    /// Sizes of such.
+    shared_sizes: BTreeSet<usize>,
     peak_elements: usize,
     saved_elements: usize,
 }
@@ -41,6 +50,7 @@ pub(crate) struct Buffer {
     data: Vec<f32>,
     len: usize,
     pool: Workspace,
+    shared: bool,
 }
 
 impl Workspace {
@@ -53,6 +63,7 @@ impl Workspace {
             data: reused.unwrap_or_else(|| vec![0.0; size]),
             len,
             pool: self.clone(),
+            shared: false,
         };
         // Whoever reads what nobody wrote shows in tests.
         #[cfg(test)]
@@ -87,6 +98,7 @@ impl Workspace {
             len,
             data,
             pool: self.clone(),
+            shared: false,
         }
     }
 
@@ -95,15 +107,15 @@ impl Workspace {
         (self.lock().peak_elements * size_of::<f32>()) as u64
     }
 
-    /// Elements on loan.
+    /// Elements on loan, but for those that other ranks may still read.
     pub(crate) fn loaned(&self) -> usize {
-        self.lock().used_elements
+        self.lock().kept_elements()
     }
 
     /// Notes what layers that have made `output` keep on loan beside it, `before` having been on loan before them.
     pub(crate) fn note_saved(&self, before: usize, output: &Buffer) {
         let mut pool = self.lock();
-        let saved = pool.used_elements - before - output.data.len();
+        let saved = pool.kept_elements() - before - output.data.len();
         pool.saved_elements = pool.saved_elements.max(saved);
     }
 
@@ -141,9 +153,28 @@ impl Pool {
         found.map(|idle| idle.data)
     }
 
-    fn give(&mut self, data: Vec<f32>) {
+    fn share(&mut self, size: usize) {
+        self.shared_elements += size;
+        if self.shared_sizes.insert(size) {
+            let data = vec![0.0; size];
+            self.free_elements += size;
+            self.free.entry(size).or_default().push(Idle {
+                data,
+                since: self.given,
+            });
+        }
+    }
+
+    fn kept_elements(&self) -> usize {
+        self.used_elements - self.shared_elements
+    }
+
+    fn give(&mut self, data: Vec<f32>, shared: bool) {
         let size = data.len();
         self.used_elements -= size;
+        if shared {
+            self.shared_elements -= size;
+        }
         self.free_elements += size;
         self.given += 1;
         let since = self.given;
@@ -172,12 +203,33 @@ impl Pool {
 }
 
 impl Buffer {
+    /// For an operation to hold; it goes back to its workspace when no rank needs it any more. That may be a little
+    /// after this rank is done: of each size that is ever shared there is one more, so that nobody has to wait, nor to
+    /// allocate.
+    pub(crate) fn share(mut self) -> Arc<Self> {
+        self.shared = true;
+        self.pool.lock().share(self.data.len());
+        Arc::new(self)
+    }
+
+    /// As an operation's input.
+    pub(crate) fn give(self) -> Input<'static> {
+        Input::Shared(Shared::new(self.share()))
+    }
+
     /// The elements, which leave the workspace.
     pub(crate) fn into_vec(mut self) -> Vec<f32> {
         let mut data = std::mem::take(&mut self.data);
+        // Never one that is shared: that is not owned any more.
         self.pool.lock().used_elements -= data.len();
         data.truncate(self.len);
         data
+    }
+}
+
+impl SharedBuffer for Buffer {
+    fn as_view(&self) -> View<'_> {
+        (&**self).into()
     }
 }
 
@@ -198,7 +250,7 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let data = std::mem::take(&mut self.data);
-        self.pool.lock().give(data);
+        self.pool.lock().give(data, self.shared);
     }
 }
 

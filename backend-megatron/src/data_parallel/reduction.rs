@@ -1,28 +1,25 @@
 //! Reduce-scatter of gradients, region by region, each started as soon as backward is done with its bucket.
 
+use std::collections::VecDeque;
+
 use drivetrain_core::{
     Result,
-    communicator::{ReduceOp, Work},
+    communicator::{Input, ReduceOp, Shared, Work},
 };
 
 use super::DataParallel;
 use crate::{
-    weights::{Buffers, Layout},
+    weights::{Layout, Sums},
     workspace::{Buffer, Workspace},
 };
 
-/// The buckets of a backward pass that are under way. Slots outlive the operations that borrow them.
+/// What a pass receives. Slots outlive the operations that write to them.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    slots: Vec<Slot>,
-}
-
-#[derive(Debug)]
-struct Slot {
-    /// This rank's sums, moved here from the gradients once the bucket is started.
-    local: Option<Vec<f32>>,
-    /// The share of each region's sums over its replicas; none of a region that this rank holds alone.
-    received: Vec<Option<Buffer>>,
+    /// By bucket, by region: this rank's share of the sum over replicas. `None` of a region that it holds alone, until
+    /// the bucket is complete.
+    slots: Vec<Vec<Option<Buffer>>>,
+    first_regions: Vec<usize>,
 }
 
 /// The reductions of one backward pass.
@@ -30,47 +27,56 @@ struct Slot {
 pub(crate) struct Reduction<'a> {
     data: &'a DataParallel,
     layout: &'a Layout,
-    free: Vec<Option<&'a mut Slot>>,
-    works: Vec<Work<'a>>,
+    pool: &'a Workspace,
+    free: Vec<Option<&'a mut [Option<Buffer>]>>,
+    works: VecDeque<Work<'a>>,
 }
 
 impl Slots {
-    /// One for each bucket.
-    pub(crate) fn new(data: &DataParallel, workspace: &Workspace) -> Self {
+    /// One for each region.
+    pub(crate) fn new(data: &DataParallel, pool: &Workspace) -> Self {
         let received = |region| match data.is_alone(region) {
             true => None,
-            false => Some(workspace.take(data.own(region).len())),
+            false => Some(pool.take(data.own(region).len())),
         };
-        let slots = data
-            .buckets
-            .iter()
-            .map(|regions| Slot {
-                local: None,
-                received: regions.clone().map(received).collect(),
-            })
-            .collect();
-        Self { slots }
+        let regions = data.buckets.iter();
+        Self {
+            slots: regions
+                .clone()
+                .map(|r| r.clone().map(received).collect())
+                .collect(),
+            first_regions: regions.map(|r| r.start).collect(),
+        }
     }
 
-    /// What came back: each started bucket, its sums, and what it received.
-    pub(super) fn into_started(
-        self,
-    ) -> impl Iterator<Item = (usize, Vec<f32>, Vec<Option<Buffer>>)> {
-        self.slots
-            .into_iter()
-            .enumerate()
-            .filter_map(|(bucket, slot)| Some((bucket, slot.local?, slot.received)))
+    /// What came, by region.
+    pub(super) fn into_received(self) -> impl Iterator<Item = (usize, Buffer)> {
+        let buckets = self.first_regions.into_iter().zip(self.slots);
+        buckets.flat_map(|(first, slots)| {
+            let regions = (first..).zip(slots);
+            regions.filter_map(|(region, slot)| Some((region, slot?)))
+        })
     }
 }
 
 impl<'a> Reduction<'a> {
     /// Nothing started yet.
-    pub(crate) fn new(data: &'a DataParallel, layout: &'a Layout, slots: &'a mut Slots) -> Self {
+    pub(crate) fn new(
+        data: &'a DataParallel,
+        layout: &'a Layout,
+        pool: &'a Workspace,
+        slots: &'a mut Slots,
+    ) -> Self {
         Self {
             data,
             layout,
-            works: Vec::with_capacity(data.num_regions()),
-            free: slots.slots.iter_mut().map(Some).collect(),
+            pool,
+            works: VecDeque::with_capacity(data.num_regions()),
+            free: slots
+                .slots
+                .iter_mut()
+                .map(|s| Some(s.as_mut_slice()))
+                .collect(),
         }
     }
 
@@ -78,30 +84,43 @@ impl<'a> Reduction<'a> {
     ///
     /// # Errors
     /// The communicator's.
-    pub(crate) fn start(&mut self, bucket: usize, local: &mut Buffers) -> Result<()> {
-        let regions = self.data.buckets[bucket].clone();
-        if regions.clone().all(|r| self.data.is_alone(r)) {
-            return Ok(());
-        }
-        let Some(slot) = self.free[bucket].take() else {
+    pub(crate) fn start(&mut self, bucket: usize, local: &mut Sums) -> Result<()> {
+        let Some(slots) = self.free[bucket].take() else {
             return Ok(());
         };
-        let sums = slot.local.insert(std::mem::take(local.bucket_mut(bucket)));
+        let mut sums = local.give(bucket);
         for part in self.layout.buckets()[bucket].parts() {
             if part.redundant {
                 sums[part.range.clone()].fill(0.0);
             }
         }
-        let sums: &'a [f32] = sums;
-        for (region, received) in regions.zip(&mut slot.received) {
-            let Some(received) = received else { continue };
+        let regions = self.data.buckets[bucket].clone();
+        if let [own] = &mut *slots
+            && self.data.is_alone(regions.start)
+        {
+            *own = Some(sums);
+            return Ok(());
+        }
+        let sums = sums.share();
+        let shared = Shared::new(sums.clone());
+        for (region, slot) in regions.zip(slots) {
+            let range = self.data.region(region).range.clone();
+            let Some(received) = slot else {
+                *slot = Some(self.pool.copy(&sums[range]));
+                continue;
+            };
             let work = self.data.group(region).reduce_scatter(
-                sums[self.data.region(region).range.clone()].into(),
+                Input::Shared(shared.slice(range)),
                 (&mut **received).into(),
                 &self.data.counts(region),
                 ReduceOp::Sum,
             )?;
-            self.works.push(work);
+            self.works.push_back(work);
+        }
+        // Whatever the other ranks have sent too is finished here, so that its memory serves the next bucket. The
+        // rest is not waited for: of a tied embedding the other stage sends its part at the very end.
+        while let Some(work) = self.works.pop_front_if(|work| work.is_ready()) {
+            work.wait()?;
         }
         Ok(())
     }
