@@ -109,9 +109,17 @@ impl MegatronEngine {
         let PipelineShape { stage, stages, .. } = self.ranks.pipeline.shape;
         let count = microbatches.len();
         let schedule = PipelineSchedule::of(self.plan.schedule, stage, stages, count)?;
-        let mut slots = Slots::new(&self.data, &self.grads.pool);
-        let reduction =
-            Reduction::new(&self.data, &self.model.layout, &self.grads.pool, &mut slots);
+        let mut slots = Slots::new(&self.data);
+        // A rank that is ahead waits for the others, so that gradients do not pile up. Not where there are stages: of a
+        // tied embedding the other stage's part comes at the very end.
+        let most = (stages == 1).then_some(2);
+        let reduction = Reduction::new(
+            &self.data,
+            &self.model.layout,
+            &self.grads.pool,
+            &mut slots,
+            most,
+        );
         let losses = RouterLosses::new(&self.plan.config, &self.plan.model);
         let router = RouterGoal {
             model: &self.plan.model,

@@ -105,7 +105,7 @@ impl DataParallel {
                 let mut own = share(region);
                 own.copy_from_slice(&values.bucket(bucket)[self.own(region)]);
                 let (group, counts) = (self.group(region), self.counts(region));
-                let work = group.all_gather_shared(Shared::new(own.share()), &counts)?;
+                let work = group.all_gather_shared(Shared::new(Arc::new(own)), &counts)?;
                 parts.push((self.regions[region].range.clone(), work));
             }
             if !parts.is_empty() {

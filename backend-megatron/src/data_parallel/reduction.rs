@@ -1,6 +1,6 @@
 //! Reduce-scatter of gradients, region by region, each started as soon as backward is done with its bucket.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use drivetrain_core::{
     Result,
@@ -16,8 +16,8 @@ use crate::{
 /// What a pass receives. Slots outlive the operations that write to them.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    /// By bucket, by region: this rank's share of the sum over replicas. `None` of a region that it holds alone, until
-    /// the bucket is complete.
+    /// By bucket, by region: this rank's share of the sum over replicas; `None` until the bucket is complete, when the
+    /// memory in which the weights before this step left is back.
     slots: Vec<Vec<Option<Buffer>>>,
     first_regions: Vec<usize>,
 }
@@ -29,21 +29,21 @@ pub(crate) struct Reduction<'a> {
     layout: &'a Layout,
     pool: &'a Workspace,
     free: Vec<Option<&'a mut [Option<Buffer>]>>,
-    works: VecDeque<Work<'a>>,
+    /// By the bucket.
+    works: VecDeque<(usize, Work<'a>)>,
+    started: usize,
+    /// How many buckets may be under way, where that is bounded.
+    most: Option<usize>,
 }
 
 impl Slots {
     /// One for each region.
-    pub(crate) fn new(data: &DataParallel, pool: &Workspace) -> Self {
-        let received = |region| match data.is_alone(region) {
-            true => None,
-            false => Some(pool.take(data.own(region).len())),
-        };
+    pub(crate) fn new(data: &DataParallel) -> Self {
         let regions = data.buckets.iter();
         Self {
             slots: regions
                 .clone()
-                .map(|r| r.clone().map(received).collect())
+                .map(|r| r.clone().map(|_| None).collect())
                 .collect(),
             first_regions: regions.map(|r| r.start).collect(),
         }
@@ -66,12 +66,15 @@ impl<'a> Reduction<'a> {
         layout: &'a Layout,
         pool: &'a Workspace,
         slots: &'a mut Slots,
+        most: Option<usize>,
     ) -> Self {
         Self {
             data,
             layout,
             pool,
             works: VecDeque::with_capacity(data.num_regions()),
+            started: 0,
+            most,
             free: slots
                 .slots
                 .iter_mut()
@@ -101,25 +104,30 @@ impl<'a> Reduction<'a> {
             *own = Some(sums);
             return Ok(());
         }
-        let sums = sums.share();
+        let sums = Arc::new(sums);
         let shared = Shared::new(sums.clone());
         for (region, slot) in regions.zip(slots) {
             let range = self.data.region(region).range.clone();
-            let Some(received) = slot else {
+            if self.data.is_alone(region) {
                 *slot = Some(self.pool.copy(&sums[range]));
                 continue;
-            };
+            }
+            let received = slot.insert(self.pool.take(self.data.own(region).len()));
             let work = self.data.group(region).reduce_scatter(
                 Input::Shared(shared.slice(range)),
                 (&mut **received).into(),
                 &self.data.counts(region),
                 ReduceOp::Sum,
             )?;
-            self.works.push_back(work);
+            self.works.push_back((self.started, work));
         }
-        // Whatever the other ranks have sent too is finished here, so that its memory serves the next bucket. The
-        // rest is not waited for: of a tied embedding the other stage sends its part at the very end.
-        while let Some(work) = self.works.pop_front_if(|work| work.is_ready()) {
+        self.started += 1;
+        // What the other ranks have sent too is finished here, so that its memory serves the next bucket.
+        let (started, most) = (self.started, self.most);
+        let ended = |(bucket, work): &mut (usize, Work<'_>)| {
+            work.is_ready() || most.is_some_and(|most| started - *bucket > most)
+        };
+        while let Some((_, work)) = self.works.pop_front_if(ended) {
             work.wait()?;
         }
         Ok(())
@@ -130,6 +138,6 @@ impl<'a> Reduction<'a> {
     /// # Errors
     /// The communicator's.
     pub(crate) fn finish(self) -> Result<()> {
-        self.works.into_iter().try_for_each(Work::wait)
+        self.works.into_iter().try_for_each(|(_, work)| work.wait())
     }
 }
