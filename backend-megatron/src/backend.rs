@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use drivetrain_core::{
-    DType, Result,
+    DType, Diagnostic, Result,
     communicator::Communicator,
     config::JobSpec,
     engine::{
@@ -13,8 +13,9 @@ use drivetrain_core::{
     model::Family,
     plan::TrainPlan,
 };
+use drivetrain_kernels::cuda::{CudaError, Unified};
 
-use crate::{engine::MegatronEngine, plan};
+use crate::{device, engine::MegatronEngine, plan};
 
 /// The `megatron` backend.
 #[derive(Debug, Clone, Copy, Default)]
@@ -37,7 +38,7 @@ impl Backend for Megatron {
             ]),
             compute: vec![DType::F32],
             reduce: vec![DType::F32],
-            devices: BTreeSet::from(["cpu".to_owned()]),
+            devices: device::kinds(),
             data_parallel: Some(DataParallel {
                 shards_optimizer: true,
                 ..DataParallel::default()
@@ -71,6 +72,10 @@ impl Backend for Megatron {
         }
     }
 
+    fn check(&self, job: &JobSpec) -> Vec<Diagnostic> {
+        device::faults(job)
+    }
+
     fn plan(&self, job: &JobSpec) -> Result<TrainPlan> {
         plan::plan(self.name(), job)
     }
@@ -81,6 +86,44 @@ impl Backend for Megatron {
         world: Arc<dyn Communicator>,
         init: WeightInit<'_>,
     ) -> Result<Box<dyn Engine>> {
-        Ok(Box::new(MegatronEngine::new(plan, &world, init)?))
+        MegatronOn(device::gpu).build(plan, world, init)
+    }
+}
+
+/// [`Megatron`] on devices that the caller opens: of each rank its own, where the job says `device: cuda`. Tests
+/// run the engine on an emulated one so.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub struct MegatronOn(pub fn(usize) -> Result<Unified, CudaError>);
+
+impl Backend for MegatronOn {
+    fn name(&self) -> &str {
+        Megatron.name()
+    }
+
+    fn capability(&self) -> Capability {
+        let mut capability = Megatron.capability();
+        capability.devices.insert("cuda".to_owned());
+        capability
+    }
+
+    fn check(&self, job: &JobSpec) -> Vec<Diagnostic> {
+        Megatron.check(job)
+    }
+
+    fn plan(&self, job: &JobSpec) -> Result<TrainPlan> {
+        Megatron.plan(job)
+    }
+
+    fn build(
+        &self,
+        plan: &TrainPlan,
+        world: Arc<dyn Communicator>,
+        init: WeightInit<'_>,
+    ) -> Result<Box<dyn Engine>> {
+        let processor = device::open(plan, &*world, self.0)?;
+        Ok(Box::new(MegatronEngine::new(
+            plan, processor, &world, init,
+        )?))
     }
 }

@@ -8,6 +8,7 @@ use drivetrain_core::{
     model::ModelSpec,
     moe::ExpertBias,
 };
+use drivetrain_kernels::{Memory, Processor};
 
 use crate::{
     data_parallel::DataParallel,
@@ -56,7 +57,7 @@ pub(crate) fn save(
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) policy: Policy,
-    pub(crate) moments: Vec<[Vec<f32>; 2]>,
+    pub(crate) moments: Vec<[Memory; 2]>,
     pub(crate) step: u64,
 }
 
@@ -66,16 +67,16 @@ pub(crate) struct Loaded {
 /// The reader's.
 pub(crate) fn load(
     (model, layout): (&ModelSpec, &Layout),
-    data: &DataParallel,
+    (data, processor): (&DataParallel, &Processor),
     reader: &dyn StateReader,
 ) -> Result<Loaded> {
     let step = read_step(reader)?;
     let mut loaded = Loaded {
         policy: Policy {
-            params: Buffers::zeros(layout),
+            params: Buffers::zeros(layout, processor),
             bias: ExpertBias::read(model, reader)?,
         },
-        moments: Optimizer::zero_moments(data),
+        moments: Optimizer::zero_moments(data, processor),
         step,
     };
     for (bucket, part) in layout.parts() {

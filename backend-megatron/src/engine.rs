@@ -17,11 +17,12 @@ use drivetrain_core::{
     plan::{Holdings, PipelineSchedule, TrainPlan},
     weights::{SeededWeights, WeightSink, WeightSource},
 };
-use drivetrain_kernels::Cpu;
+use drivetrain_kernels::Processor;
 
 use crate::{
     checkpoint,
     data_parallel::{DataParallel, Gradients, Reduction, Slots},
+    device,
     microbatch::{Goal, Microbatch},
     model::Model,
     modules::{HeadRequest, RopeTables, RouterGoal},
@@ -42,7 +43,7 @@ pub(crate) struct MegatronEngine {
     world: Arc<dyn Communicator>,
     ranks: Ranks,
     model: Model,
-    cpu: Cpu,
+    processor: Processor,
     workspace: Workspace,
     rope: RopeTables,
     data: DataParallel,
@@ -61,25 +62,24 @@ impl MegatronEngine {
     /// Those of reading weights and of the communicator.
     pub(crate) fn new(
         plan: &TrainPlan,
+        processor: Processor,
         world: &Arc<dyn Communicator>,
         init: WeightInit<'_>,
     ) -> Result<Self> {
         let model = Model::new(plan, world.rank())?;
         let ranks = Ranks::new(&**world, plan)?;
         let data = DataParallel::new(&**world, &model.layout)?;
+        let import = |source: &dyn WeightSource| weights::import(&model.layout, &processor, source);
         let params = match init {
-            WeightInit::Seed(seed) => {
-                weights::import(&model.layout, &SeededWeights::new(&plan.model, seed))?
-            }
-            WeightInit::Source(source) => weights::import(&model.layout, source)?,
-            WeightInit::Deferred => Buffers::zeros(&model.layout),
+            WeightInit::Seed(seed) => import(&SeededWeights::new(&plan.model, seed))?,
+            WeightInit::Source(source) => import(source)?,
+            WeightInit::Deferred => Buffers::zeros(&model.layout, &processor),
         };
         Ok(Self {
-            cpu: Cpu::new(plan.config.parallel.threads(world.world_size())),
-            workspace: Workspace::default(),
+            workspace: Workspace::new(processor.clone()),
             rope: RopeTables::default(),
-            grads: Gradients::new(&model.layout, &data),
-            optimizer: Optimizer::new(&plan.config, &data),
+            grads: Gradients::new(&model.layout, &data, &processor),
+            optimizer: Optimizer::new(&plan.config, &data, &processor),
             snapshots: BTreeMap::new(),
             plan: plan.clone(),
             world: world.clone(),
@@ -91,6 +91,7 @@ impl MegatronEngine {
             expert_tokens: no_expert_tokens(&plan.model),
             model,
             data,
+            processor,
         })
     }
 
@@ -134,7 +135,7 @@ impl MegatronEngine {
         let means = Means {
             model: &self.model,
             policy: &self.policy,
-            cpu: self.cpu,
+            cpu: self.processor.on(),
             workspace: &self.workspace,
             rope: &self.rope,
             ranks: &self.ranks,
@@ -142,7 +143,8 @@ impl MegatronEngine {
         let local = &mut self.grads.local;
         let outcome = Pass::new(means, goal, &microbatches, local, reduction).run(&schedule);
         let outcome = outcome?;
-        self.grads.absorb(self.cpu, slots);
+        self.grads.absorb(&self.processor, slots);
+        let outcome = self.checked("forward_backward").and(outcome);
         let mut report = self.world.agree("forward_backward", outcome)?;
         self.ranks.all_reduce(&mut report)?;
         let counts = report.expert_tokens.iter().flatten();
@@ -164,7 +166,8 @@ impl MegatronEngine {
             .iter_microbatches()
             .map(|batch| {
                 let packed = Packed::new(&batch, &scored(&batch), context, tensor.size);
-                self.rope.cover(&self.plan.model, packed.num_positions());
+                self.rope
+                    .cover(&self.processor, &self.plan.model, packed.num_positions());
                 Microbatch {
                     // Whoever has experts may be waited for by those who have none of their own.
                     active: packed.any_scored || self.ranks.experts.is_some(),
@@ -174,6 +177,25 @@ impl MegatronEngine {
                 }
             })
             .collect()
+    }
+
+    /// Nothing that the device computed is of any use once it has failed.
+    ///
+    /// # Errors
+    /// The device's.
+    fn checked(&self, operation: &'static str) -> Result<()> {
+        device::check(&self.processor, operation)
+    }
+
+    /// As [`Self::checked`], the same on every rank: none goes on alone to wait for the others.
+    ///
+    /// # Errors
+    /// Any device's; the communicator's.
+    fn agreed(&self, operation: &'static str) -> Result<()> {
+        match &self.processor {
+            Processor::Cpu(_) => Ok(()),
+            Processor::Device(_) => self.world.agree(operation, self.checked(operation)),
+        }
     }
 
     fn holdings(&self) -> Holdings<'_> {
@@ -216,7 +238,7 @@ impl Engine for MegatronEngine {
         let means = Means {
             model: &self.model,
             policy: self.policy(&request.weights)?,
-            cpu: self.cpu,
+            cpu: self.processor.on(),
             workspace: &self.workspace,
             rope: &self.rope,
             ranks: &self.ranks,
@@ -224,13 +246,15 @@ impl Engine for MegatronEngine {
         let PipelineShape { stage, stages, .. } = self.ranks.pipeline.shape;
         let count = microbatches.len();
         let schedule = PipelineSchedule::forward_only(self.plan.schedule, stage, stages, count)?;
-        score::score(means, &microbatches, &schedule, wanted)
+        let outputs = score::score(means, &microbatches, &schedule, wanted)?;
+        self.agreed("forward")?;
+        Ok(outputs)
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
         self.policy.params.settle_all()?;
         let report = self.optimizer.update(
-            self.cpu,
+            &self.processor,
             &*self.world,
             (&self.model.layout, &self.data),
             &mut self.policy.params,
@@ -241,6 +265,7 @@ impl Engine for MegatronEngine {
             let (params, step) = (&mut self.policy.params, report.step);
             let share = |region| self.grads.give(&self.data, region);
             let gathered = self.data.gather(params, Some(step), share);
+            let gathered = gathered.and(self.checked("optim_step"));
             optim::committed(step, gathered)?;
             let rate = self.plan.config.moe.bias_update_rate;
             self.policy.bias.update(rate, &self.expert_tokens);
@@ -259,6 +284,7 @@ impl Engine for MegatronEngine {
     }
 
     fn export_weights(&mut self, which: &Weights, sink: &mut dyn WeightSink) -> Result<()> {
+        self.agreed("export_weights")?;
         let export = self.plan.config.precision.export;
         self.policy(which)?.params.settle_all()?;
         weights::export(
@@ -272,8 +298,9 @@ impl Engine for MegatronEngine {
     }
 
     fn export_gradients(&mut self, sink: &mut dyn WeightSink) -> Result<()> {
+        self.agreed("export_gradients")?;
         let (layout, step) = (&self.model.layout, self.optimizer.step);
-        let mut whole = Buffers::zeros(layout);
+        let mut whole = Buffers::zeros(layout, &self.processor);
         for region in 0..self.data.num_regions() {
             let share = self.grads.own(region);
             let bucket = self.data.region(region).bucket;
@@ -288,7 +315,7 @@ impl Engine for MegatronEngine {
     }
 
     fn import_weights(&mut self, which: &Weights, source: &dyn WeightSource) -> Result<()> {
-        let read = weights::import(&self.model.layout, source);
+        let read = weights::import(&self.model.layout, &self.processor, source);
         let read = Policy {
             params: self.world.agree("import_weights", read)?,
             bias: ExpertBias::zeros(&self.plan.model),
@@ -304,6 +331,7 @@ impl Engine for MegatronEngine {
 
     fn save_state(&mut self, mut writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
         self.policy.params.settle_all()?;
+        self.agreed("save_state")?;
         checkpoint::save(
             &self.model.layout,
             &self.data,
@@ -315,7 +343,8 @@ impl Engine for MegatronEngine {
     }
 
     fn load_state(&mut self, reader: &dyn StateReader) -> Result<()> {
-        let loaded = checkpoint::load((&self.plan.model, &self.model.layout), &self.data, reader)?;
+        let (layout, to) = (&self.model.layout, (&self.data, &self.processor));
+        let loaded = checkpoint::load((&self.plan.model, layout), to, reader)?;
         self.clear();
         self.policy = loaded.policy;
         self.optimizer.moments = loaded.moments;

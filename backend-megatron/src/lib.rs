@@ -18,6 +18,7 @@ mod backend;
 mod checkpoint;
 mod context_parallel;
 mod data_parallel;
+mod device;
 mod engine;
 mod expert_parallel;
 mod microbatch;
@@ -38,3 +39,5 @@ mod weights;
 mod workspace;
 
 pub use backend::Megatron;
+#[doc(hidden)]
+pub use backend::MegatronOn;

@@ -8,7 +8,7 @@ use drivetrain_core::{
     optim::{self, LearningRate},
 };
 use drivetrain_kernels::{
-    Cpu,
+    Memory, Processor,
     ops::{
         adamw::{self, AdamW},
         elementwise,
@@ -17,6 +17,7 @@ use drivetrain_kernels::{
 
 use crate::{
     data_parallel::{DataParallel, Gradients},
+    device,
     weights::{Buffers, Layout},
 };
 
@@ -27,27 +28,26 @@ pub(crate) struct Optimizer {
     config: JobConfig,
     learning_rate: LearningRate,
     /// First and second moment of each region's share.
-    pub(crate) moments: Vec<[Vec<f32>; 2]>,
+    pub(crate) moments: Vec<[Memory; 2]>,
     /// Committed steps.
     pub(crate) step: u64,
 }
 
 impl Optimizer {
     /// Moments of 0.
-    pub(crate) fn new(job: &JobConfig, data: &DataParallel) -> Self {
+    pub(crate) fn new(job: &JobConfig, data: &DataParallel, processor: &Processor) -> Self {
         Self {
             config: job.clone(),
             learning_rate: LearningRate::new(job),
-            moments: Self::zero_moments(data),
+            moments: Self::zero_moments(data, processor),
             step: 0,
         }
     }
 
     /// Moments of 0 for what this rank owns.
-    pub(crate) fn zero_moments(data: &DataParallel) -> Vec<[Vec<f32>; 2]> {
-        (0..data.num_regions())
-            .map(|r| [vec![0.0; data.own(r).len()], vec![0.0; data.own(r).len()]])
-            .collect()
+    pub(crate) fn zero_moments(data: &DataParallel, processor: &Processor) -> Vec<[Memory; 2]> {
+        let zeros = |region| [(); 2].map(|()| processor.zeros(data.own(region).len()));
+        (0..data.num_regions()).map(zeros).collect()
     }
 
     /// Clips by the global norm and updates this rank's shares of `params`, or changes nothing if a gradient
@@ -57,7 +57,7 @@ impl Optimizer {
     /// Those of [`optim::decide`], all before anything has changed.
     pub(crate) fn update(
         &mut self,
-        cpu: Cpu,
+        processor: &Processor,
         world: &dyn Communicator,
         (layout, data): (&Layout, &DataParallel),
         params: &mut Buffers,
@@ -66,7 +66,7 @@ impl Optimizer {
     ) -> Result<OptimReport> {
         let decision = optim::decide(
             world,
-            Ok(own_squares(cpu, data, grads)),
+            own_squares(processor, data, grads),
             self.step,
             &self.learning_rate,
             self.config.optimizer.max_grad_norm,
@@ -97,7 +97,7 @@ impl Optimizer {
                 };
                 let local = piece.range.start - own.start..piece.range.end - own.start;
                 adamw::update(
-                    cpu,
+                    processor,
                     &factors,
                     &mut params.bucket_mut(bucket)[piece.range],
                     &g[local.clone()],
@@ -111,15 +111,19 @@ impl Optimizer {
 
     /// Bytes of moments.
     pub(crate) fn num_bytes(&self) -> u64 {
-        let elements: usize = self.moments.iter().flatten().map(Vec::len).sum();
+        let elements: usize = self.moments.iter().flatten().map(|m| m.len()).sum();
         (elements * size_of::<f32>()) as u64
     }
 }
 
 /// Sum of squares of what this rank owns: every element is owned once, so the sum over ranks counts each
 /// parameter once.
-fn own_squares(cpu: Cpu, data: &DataParallel, grads: &Gradients) -> f64 {
-    (0..data.num_regions())
-        .map(|region| elementwise::sum_of_squares(cpu, grads.own(region)).sum)
-        .sum()
+///
+/// # Errors
+/// The device's, whatever the gradients came to.
+fn own_squares(processor: &Processor, data: &DataParallel, grads: &Gradients) -> Result<f64> {
+    let squares = (0..data.num_regions())
+        .map(|region| elementwise::sum_of_squares(processor, grads.own(region)).sum)
+        .sum();
+    device::check(processor, "optim_step").map(|()| squares)
 }

@@ -9,7 +9,7 @@ use drivetrain_core::{
     objective::ObjectiveValue,
     plan::{PipelineAction, PipelineSchedule},
 };
-use drivetrain_kernels::Cpu;
+use drivetrain_kernels::On;
 
 use crate::{
     data_parallel::Reduction,
@@ -27,7 +27,7 @@ use crate::{
 pub(crate) struct Means<'a> {
     pub(crate) model: &'a Model,
     pub(crate) policy: &'a Policy,
-    pub(crate) cpu: Cpu,
+    pub(crate) cpu: On<'a>,
     pub(crate) workspace: &'a Workspace,
     pub(crate) rope: &'a RopeTables,
     pub(crate) ranks: &'a Ranks,

@@ -98,7 +98,7 @@ fn steered(model: &ModelSpec, start: &MemoryWeights) -> MemoryWeights {
 
 #[test]
 fn buffers_are_lent_poisoned() {
-    let workspace = Workspace::default();
+    let workspace = Workspace::new(drivetrain_kernels::Cpu::new(1).into());
     let mut first = workspace.take(8);
     assert!(first.iter().all(|v| v.is_nan()));
     first.fill(1.0);

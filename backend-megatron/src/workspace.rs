@@ -18,10 +18,14 @@ use drivetrain_core::{
     View,
     communicator::{Input, Shared, SharedBuffer},
 };
+use drivetrain_kernels::{Memory, Processor};
 
 /// Free buffers of one rank, and a count of those in use.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Workspace(Arc<Mutex<Pool>>);
+#[derive(Debug, Clone)]
+pub(crate) struct Workspace {
+    processor: Processor,
+    pool: Arc<Mutex<Pool>>,
+}
 
 #[derive(Default)]
 struct Pool {
@@ -40,27 +44,35 @@ struct Pool {
 }
 
 struct Idle {
-    data: Vec<f32>,
+    data: Memory,
     /// How many had been given back when it was.
     since: u64,
 }
 
 /// `len` elements on loan; their values are whatever was there before.
 pub(crate) struct Buffer {
-    data: Vec<f32>,
+    data: Memory,
     len: usize,
     pool: Workspace,
     shared: bool,
 }
 
 impl Workspace {
+    /// Of a processor's memory.
+    pub(crate) fn new(processor: Processor) -> Self {
+        Self {
+            processor,
+            pool: Arc::default(),
+        }
+    }
+
     /// A buffer whose values are unspecified: write before reading.
     pub(crate) fn take(&self, len: usize) -> Buffer {
         let size = size_of_request(len);
         let reused = self.lock().take(size);
         #[allow(unused_mut)] // but in tests
         let mut buffer = Buffer {
-            data: reused.unwrap_or_else(|| vec![0.0; size]),
+            data: reused.unwrap_or_else(|| self.processor.memory(size)),
             len,
             pool: self.clone(),
             shared: false,
@@ -90,6 +102,7 @@ impl Workspace {
         let len = data.len();
         // Out of another rank's workspace it has the room.
         data.resize(size_of_request(len), 0.0);
+        let data = self.processor.adopt(data);
         let mut pool = self.lock();
         pool.used_elements += data.len();
         pool.peak_elements = pool.peak_elements.max(pool.used_elements);
@@ -126,7 +139,7 @@ impl Workspace {
 
     fn lock(&self) -> MutexGuard<'_, Pool> {
         // The pool holds plain memory: a panic elsewhere cannot have left it inconsistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -140,7 +153,7 @@ fn size_of_request(len: usize) -> usize {
 
 impl Pool {
     /// A free buffer of this size; `None` asks the caller to allocate one, after making room for it.
-    fn take(&mut self, size: usize) -> Option<Vec<f32>> {
+    fn take(&mut self, size: usize) -> Option<Memory> {
         let found = self.free.get_mut(&size).and_then(Vec::pop);
         if found.is_some() {
             self.free_elements -= size;
@@ -153,35 +166,33 @@ impl Pool {
         found.map(|idle| idle.data)
     }
 
-    fn share(&mut self, size: usize) {
+    /// Whether a size is the first of its kind to be shared.
+    fn share(&mut self, size: usize) -> bool {
         self.shared_elements += size;
-        if self.shared_sizes.insert(size) {
-            let data = vec![0.0; size];
-            self.free_elements += size;
-            self.free.entry(size).or_default().push(Idle {
-                data,
-                since: self.given,
-            });
-        }
+        self.shared_sizes.insert(size)
     }
 
     fn kept_elements(&self) -> usize {
         self.used_elements - self.shared_elements
     }
 
-    fn give(&mut self, data: Vec<f32>, shared: bool) {
+    fn add_free(&mut self, data: Memory) {
+        let (size, since) = (data.len(), self.given);
+        self.free_elements += size;
+        self.free
+            .entry(size)
+            .or_default()
+            .push(Idle { data, since });
+    }
+
+    fn give(&mut self, data: Memory, shared: bool) {
         let size = data.len();
         self.used_elements -= size;
         if shared {
             self.shared_elements -= size;
         }
-        self.free_elements += size;
         self.given += 1;
-        let since = self.given;
-        self.free
-            .entry(size)
-            .or_default()
-            .push(Idle { data, since });
+        self.add_free(data);
     }
 
     /// Ragged micro-batches ask for ever new sizes: keeps used and free buffers within 3/2 of the peak use, and lets go
@@ -208,7 +219,11 @@ impl Buffer {
     /// allocate.
     pub(crate) fn share(mut self) -> Arc<Self> {
         self.shared = true;
-        self.pool.lock().share(self.data.len());
+        let size = self.data.len();
+        if self.pool.lock().share(size) {
+            let spare = self.pool.processor.memory(size);
+            self.pool.lock().add_free(spare);
+        }
         Arc::new(self)
     }
 
@@ -219,8 +234,8 @@ impl Buffer {
 
     /// The elements, which leave the workspace.
     pub(crate) fn into_vec(mut self) -> Vec<f32> {
-        let mut data = std::mem::take(&mut self.data);
         // Never one that is shared: that is not owned any more.
+        let mut data = std::mem::take(&mut self.data).into_vec();
         self.pool.lock().used_elements -= data.len();
         data.truncate(self.len);
         data
@@ -272,11 +287,13 @@ impl fmt::Debug for Pool {
 
 #[cfg(test)]
 mod tests {
+    use drivetrain_kernels::Cpu;
+
     use super::*;
 
     #[test]
     fn a_dropped_buffer_is_used_again() {
-        let workspace = Workspace::default();
+        let workspace = Workspace::new(Cpu::new(1).into());
         let first = workspace.take(1000);
         let address = first.as_ptr();
         drop(first);
@@ -303,7 +320,7 @@ mod tests {
 
     #[test]
     fn free_buffers_stay_within_the_peak() {
-        let workspace = Workspace::default();
+        let workspace = Workspace::new(Cpu::new(1).into());
         for len in (1..40).map(|n| n * 100) {
             drop(workspace.take(len));
         }

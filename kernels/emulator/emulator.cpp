@@ -232,11 +232,12 @@ unsigned __ballot_sync(unsigned mask, int predicate, const char* file, int line)
 
 extern "C" {
 
-// `granule`: bytes of an element.
-uint64_t emulator_allocate(uint64_t bytes, uint64_t granule) {
+// `granule`: bytes of an element. `unified`: the host will use the memory too; the address is its own.
+uint64_t emulator_allocate(uint64_t bytes, uint64_t granule, uint32_t unified) {
   using namespace emulator;
   try {
     auto region = std::make_unique<Region>(bytes, granule, false);
+    region->unified = unified != 0;
     const uint64_t address = reinterpret_cast<uint64_t>(region->data);
     const std::lock_guard<std::mutex> guard(regions_lock);
     regions()[address] = std::move(region);

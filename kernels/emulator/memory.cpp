@@ -45,6 +45,15 @@ void Region::forget() {
   if (shared) cells.assign(cells.size(), Cell());
 }
 
+bool Region::has_written(size_t index) const {
+  if (written[index] || !unified) return written[index];
+  const unsigned char* bytes = reinterpret_cast<const unsigned char*>(data) + index * granule;
+  for (size_t i = 0; i < granule; i++) {
+    if (bytes[i] != 0xff) return true;
+  }
+  return false;
+}
+
 void touch(Region& region, size_t offset, size_t, Use use, int parameter) {
   // Elements lie at multiples of their size and are always accessed as what they are: the first granule will do.
   const size_t index = offset / region.granule;
@@ -56,7 +65,7 @@ void touch(Region& region, size_t offset, size_t, Use use, int parameter) {
     fail(std::string("race: ") + mine + " byte " + std::to_string(offset) + " of " + place(region, parameter) +
          ", which " + who(other) + " " + theirs + " with no barrier between");
   };
-  if (use != Use::Write && !region.written[index]) {
+  if (use != Use::Write && !region.has_written(index)) {
     fail("reads byte " + std::to_string(offset) + " of " + place(region, parameter) + ", which nothing has written");
   }
   if (!(now.atomic && cell.write.atomic) && unordered(cell.write, now)) {

@@ -26,6 +26,7 @@ struct Region {
   size_t bytes = 0;
   size_t granule = 0;  // bytes a cell stands for: the smallest element
   bool shared = false;
+  bool unified = false;  // the host writes there too, unseen
   std::vector<Cell> cells;
   std::vector<bool> written;
 
@@ -35,6 +36,8 @@ struct Region {
   Region& operator=(const Region&) = delete;
   // Everything is unwritten again: NaN, where it is read as a float.
   void forget();
+  // Whether anyone has written a granule. What the host wrote shows in that it is not as `forget` left it.
+  bool has_written(size_t index) const;
 };
 
 enum class Use { Read, Write, Atomic };

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Runs the parity suite of the kernels on a GPU: every op against its f64 reference, as CI does in the emulator.
+# Runs on a GPU what CI runs in the emulator, and times a step:
+#   parity       every op against its f64 reference
+#   on_device    conformance cases of the megatron engine with `device: cuda`
+#   device_step  a training step with `device: cuda` and with `device: cpu`
 #
-#   where there is cargo:  kernels/scripts/gpu-check.sh pack FOLDER      builds the program, copies it and this script
+#   where there is cargo:  kernels/scripts/gpu-check.sh pack FOLDER      builds the programs, copies them and this script
 #   where there is a GPU:  FOLDER/gpu-check.sh [FOLDER OF LIBRARIES]...  needs no cargo and no network
 #
 # The GPU's machine (x86-64 Linux) needs NVIDIA's driver, libnvrtc and libcublasLt: of a CUDA toolkit, of the python
@@ -14,12 +17,19 @@ if [ "${1-}" = pack ]; then
     mkdir -p "$to"
     to=$(cd "$to" && pwd)
     cd "$here/../.."
-    # cargo names the program it built: "Executable tests/parity/main.rs (PATH)".
-    built=$(cargo test --release --package drivetrain-kernels --features cuda --test parity --no-run 2>&1 | tee /dev/stderr)
-    program=$(sed -n 's/^ *Executable .*(\(.*\))$/\1/p' <<<"$built")
-    cp "$program" "$to/parity"
+    # program NAME COMMAND...: cargo names what it built, "Executable tests/parity/main.rs (PATH)".
+    program() {
+        local name=$1 built
+        shift
+        built=$("$@" --no-run 2>&1 | tee /dev/stderr)
+        cp "$(sed -n 's/^ *Executable .*(\(.*\))$/\1/p' <<<"$built")" "$to/$name"
+    }
+    features=(--release --package drivetrain-kernels --package drivetrain-megatron --features drivetrain-megatron/cuda)
+    program parity cargo test "${features[@]}" --test parity
+    program on_device cargo test "${features[@]}" --test on_device
+    program device_step cargo bench "${features[@]:1}" --bench device_step
     cp "$here/gpu-check.sh" "$to/gpu-check.sh"
-    echo "packed: $to/gpu-check.sh, $to/parity"
+    echo "packed into $to: gpu-check.sh, parity, on_device, device_step"
     exit
 fi
 
@@ -30,4 +40,7 @@ done
 export DRIVETRAIN_CUDA_DEVICE=${DRIVETRAIN_CUDA_DEVICE:-0}
 export DRIVETRAIN_CUDA_LIBRARIES=$(IFS=:; echo "${folders[*]}${DRIVETRAIN_CUDA_LIBRARIES:+:$DRIVETRAIN_CUDA_LIBRARIES}")
 nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv || echo "nvidia-smi is not there"
-exec "$here/parity" --test-threads=1
+"$here/parity" --test-threads=1
+# Not the cases that read files of the sources.
+"$here/on_device" --test-threads=1 --skip golden
+CUDA_VISIBLE_DEVICES=$DRIVETRAIN_CUDA_DEVICE "$here/device_step"

@@ -72,6 +72,11 @@ impl<'a> Rows<'a> {
         self.stride
     }
 
+    /// From the first element of the first row to the last of the last.
+    pub(crate) fn data(&self) -> &'a [f32] {
+        &self.data[..extent(self.rows, self.width, self.stride)]
+    }
+
     /// Row `index`.
     #[inline(always)]
     pub fn row(&self, index: usize) -> &'a [f32] {
@@ -178,6 +183,16 @@ impl<'a> RowsMut<'a> {
         self.stride
     }
 
+    /// Where the first row starts.
+    pub(crate) fn start(&self) -> *mut f32 {
+        self.start
+    }
+
+    /// Elements from the first of the first row to the last of the last.
+    pub(crate) fn extent(&self) -> usize {
+        extent(self.rows, self.width, self.stride)
+    }
+
     /// Row `index`.
     pub fn row(&mut self, index: usize) -> &mut [f32] {
         // SAFETY: `&mut self` is exclusive.
@@ -248,6 +263,14 @@ impl<'a, T> SharedMut<'a, T> {
         );
         // SAFETY: the range lies inside the borrowed slice.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+/// Of rows that a buffer was found to hold.
+fn extent(rows: usize, width: usize, stride: usize) -> usize {
+    match (rows, width) {
+        (0, _) | (_, 0) => 0,
+        _ => (rows - 1) * stride + width,
     }
 }
 

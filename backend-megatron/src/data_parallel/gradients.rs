@@ -1,6 +1,6 @@
 //! The open step's gradients: this rank's own sums, and its shares of the sums over replicas.
 
-use drivetrain_kernels::{Cpu, ops::elementwise};
+use drivetrain_kernels::{Processor, ops::elementwise};
 
 use super::{DataParallel, Slots};
 use crate::{
@@ -22,8 +22,8 @@ pub(crate) struct Gradients {
 
 impl Gradients {
     /// None yet.
-    pub(crate) fn new(layout: &Layout, data: &DataParallel) -> Self {
-        let pool = Workspace::default();
+    pub(crate) fn new(layout: &Layout, data: &DataParallel, processor: &Processor) -> Self {
+        let pool = Workspace::new(processor.clone());
         Self {
             local: Sums::new(layout, pool.clone()),
             shares: (0..data.num_regions()).map(|_| None).collect(),
@@ -49,10 +49,10 @@ impl Gradients {
     }
 
     /// Ends a pass: adds what its reduction received.
-    pub(crate) fn absorb(&mut self, cpu: Cpu, slots: Slots) {
+    pub(crate) fn absorb(&mut self, processor: &Processor, slots: Slots) {
         for (region, received) in slots.into_received() {
             match &mut self.shares[region] {
-                Some(share) => elementwise::add_assign(cpu, share, &received),
+                Some(share) => elementwise::add_assign(processor, share, &received),
                 share => *share = Some(received),
             }
         }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use drivetrain_core::{Result, config::RecomputeModule, model::ModelSpec, plan::PlannedOp};
 use drivetrain_kernels::{
-    Rows, RowsMut,
+    On, Rows, RowsMut,
     ops::{
         attention::{Gradients, Inputs, Saved},
         rope::{self, RopeDims},
@@ -302,9 +302,9 @@ impl Attention {
     }
 }
 
-type Rotation = fn(drivetrain_kernels::Cpu, &RopeDims, &[u32], &[f32], &[f32], RowsMut<'_>);
+type Rotation<'a> = fn(On<'a>, &RopeDims, &[u32], &[f32], &[f32], RowsMut<'_>);
 
-fn rotate(cx: &Context<'_>, h: Heads, rotation: Rotation, q: RowsMut<'_>, k: RowsMut<'_>) {
+fn rotate<'a>(cx: &Context<'a>, h: Heads, rotation: Rotation<'a>, q: RowsMut<'_>, k: RowsMut<'_>) {
     for (heads, band) in [(h.heads, q), (h.kv_heads, k)] {
         let dims = RopeDims {
             tokens: cx.packed.num_tokens(),

@@ -24,7 +24,7 @@ use recompute::Recompute;
 use std::{borrow::Cow, ops::Range};
 
 use drivetrain_core::{Result, model::ModelSpec, moe::ExpertBias, plan::PlannedOp};
-use drivetrain_kernels::{Cpu, ops::elementwise};
+use drivetrain_kernels::{Memory, On, Processor, ops::elementwise};
 
 use crate::{
     packed::Packed,
@@ -37,8 +37,8 @@ use crate::{
 /// How to compute, where buffers come from, the micro-batch, and the ranks that share the work.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context<'a> {
-    /// Instruction set and threads.
-    pub(crate) cpu: Cpu,
+    /// A CPU's instruction set and threads, or a device.
+    pub(crate) cpu: On<'a>,
     /// Activations and scratch.
     pub(crate) workspace: &'a Workspace,
     /// The tokens.
@@ -136,20 +136,21 @@ impl Context<'_> {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct RopeTables {
     /// Cosines.
-    pub(crate) cos: Vec<f32>,
+    pub(crate) cos: Memory,
     /// Sines.
-    pub(crate) sin: Vec<f32>,
+    pub(crate) sin: Memory,
 }
 
 impl RopeTables {
     /// Grows the tables to cover positions below `length`, at least doubling them.
-    pub(crate) fn cover(&mut self, model: &ModelSpec, length: usize) {
+    pub(crate) fn cover(&mut self, processor: &Processor, model: &ModelSpec, length: usize) {
         let half = model.head_dim / 2;
         if half == 0 || length * half <= self.cos.len() {
             return;
         }
         let positions = length.max(2 * self.cos.len() / half);
-        (self.cos, self.sin) = model.rope.tables(model.head_dim, positions);
+        let (cos, sin) = model.rope.tables(model.head_dim, positions);
+        (self.cos, self.sin) = (processor.adopt(cos), processor.adopt(sin));
     }
 }
 

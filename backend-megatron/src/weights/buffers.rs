@@ -10,6 +10,7 @@ use drivetrain_core::{
     communicator::{Shared, Work},
     optim,
 };
+use drivetrain_kernels::{Memory, Processor};
 
 use super::{Layout, TensorRef};
 use crate::workspace::{Buffer, Workspace};
@@ -24,14 +25,14 @@ pub(crate) struct Buffers(Vec<Bucket>);
 #[derive(Debug)]
 struct Bucket {
     /// Not there while some of it is coming.
-    values: OnceCell<Vec<f32>>,
+    values: OnceCell<Memory>,
     coming: RefCell<Option<Coming>>,
 }
 
 /// What the owners of a bucket's parts send.
 #[derive(Debug)]
 pub(crate) struct Coming {
-    values: Vec<f32>,
+    values: Memory,
     parts: Vec<(Range<usize>, Work<'static, Vec<Shared>>)>,
     /// The optimizer step that they belong to, which a failure leaves half done.
     committed: Option<u64>,
@@ -39,9 +40,9 @@ pub(crate) struct Coming {
 
 impl Buffers {
     /// Zeros.
-    pub(crate) fn zeros(layout: &Layout) -> Self {
+    pub(crate) fn zeros(layout: &Layout, processor: &Processor) -> Self {
         let zeros = |len| Bucket {
-            values: vec![0.0; len].into(),
+            values: processor.zeros(len).into(),
             coming: RefCell::default(),
         };
         Self(layout.buckets().iter().map(|b| zeros(b.len())).collect())
@@ -49,11 +50,11 @@ impl Buffers {
 
     /// A copy; no bucket is coming.
     pub(crate) fn duplicate(&self) -> Self {
-        let copy = |index| Bucket {
-            values: self.bucket(index).to_vec().into(),
+        let copy = |bucket: &Bucket| Bucket {
+            values: bucket.values.clone(),
             coming: RefCell::default(),
         };
-        Self((0..self.0.len()).map(copy).collect())
+        Self(self.0.iter().map(copy).collect())
     }
 
     /// A tensor of a settled bucket.

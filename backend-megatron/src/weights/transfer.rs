@@ -9,15 +9,20 @@ use drivetrain_core::{
     plan::{Holding, Holdings},
     weights::{Masters, Streamer, WeightSink, WeightSource, read_into},
 };
+use drivetrain_kernels::Processor;
 
 use super::{Buffers, Layout};
 
-/// Reads what this rank holds of every parameter.
+/// Reads what this rank holds of every parameter, into a processor's memory.
 ///
 /// # Errors
 /// The source's.
-pub(crate) fn import(layout: &Layout, source: &dyn WeightSource) -> Result<Buffers> {
-    let mut weights = Buffers::zeros(layout);
+pub(crate) fn import(
+    layout: &Layout,
+    processor: &Processor,
+    source: &dyn WeightSource,
+) -> Result<Buffers> {
+    let mut weights = Buffers::zeros(layout, processor);
     for (bucket, part) in layout.parts() {
         let target = &mut weights.bucket_mut(bucket)[part.range.clone()];
         let name = &layout.parameters()[part.parameter].name;

@@ -51,6 +51,20 @@ impl Device {
         Ok(buffer)
     }
 
+    /// Memory for `len` elements that the host addresses too, each of some value.
+    pub(super) fn allocate_unified<T: Element>(&self, len: usize) -> Result<u64, CudaError> {
+        self.0.allocate_unified(len, size_of::<T>())
+    }
+
+    /// Gives it back.
+    ///
+    /// # Safety
+    /// As [`Driver::free_unified`].
+    pub(super) unsafe fn free_unified(&self, address: u64) {
+        // SAFETY: the caller's.
+        unsafe { self.0.free_unified(address) }
+    }
+
     /// Waits for all work given so far.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.0.synchronize()
@@ -180,20 +194,35 @@ impl<T: Element> Buffer<T> {
     /// A copy on the host, once all work given so far is done.
     pub fn read(&self) -> Result<Vec<T>, CudaError> {
         let mut data: Vec<T> = Vec::with_capacity(self.len);
-        if self.len > 0 {
-            let start = data.as_mut_ptr().cast::<u8>();
-            let bytes = self.len * size_of::<T>();
-            // SAFETY: the vector has room for that many bytes, and zeros are elements.
-            let room = unsafe {
-                std::ptr::write_bytes(start, 0, bytes);
-                std::slice::from_raw_parts_mut(start, bytes)
-            };
-            // SAFETY: the buffer has this length.
-            unsafe { self.device.0.download(self.address, room)? };
-            // SAFETY: all of them were written.
-            unsafe { data.set_len(self.len) };
+        // SAFETY: the vector has room for the elements, zeros are elements, and so all of them have a value.
+        unsafe {
+            std::ptr::write_bytes(data.as_mut_ptr(), 0, self.len);
+            data.set_len(self.len);
         }
+        self.read_into(&mut data)?;
         Ok(data)
+    }
+
+    /// Copies all of it to the host, once all work given so far is done.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    #[track_caller]
+    pub fn read_into(&self, data: &mut [T]) -> Result<(), CudaError> {
+        crate::check::len("data", data, self.len);
+        if self.len == 0 {
+            return Ok(());
+        }
+        let bytes = std::mem::size_of_val(data);
+        // SAFETY: elements are plain numbers, for which any bytes will do.
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast::<u8>(), bytes) };
+        // SAFETY: the buffer has this length.
+        unsafe { self.device.0.download(self.address, bytes) }
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.address
     }
 
     /// All of it, to read.
@@ -263,6 +292,15 @@ pub struct ViewMut<'a, T> {
 macro_rules! view {
     ($view:ident) => {
         impl<T> $view<'_, T> {
+            /// Of `len` elements that lie there on the device as long as the view is used.
+            pub(super) fn at(address: u64, len: usize) -> Self {
+                Self {
+                    address,
+                    len,
+                    borrow: PhantomData,
+                }
+            }
+
             /// Elements.
             pub fn len(&self) -> usize {
                 self.len
@@ -296,6 +334,29 @@ macro_rules! view {
 view!(View);
 view!(ViewMut);
 
+impl<'a, T> View<'a, T> {
+    /// Of elements in unified memory; of none, wherever.
+    pub(super) fn of(slice: &'a [T]) -> Self {
+        Self::at(address_of(slice.as_ptr(), slice.len()), slice.len())
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl<'a, T> ViewMut<'a, T> {
+    /// Of elements in unified memory; of none, wherever.
+    pub(super) fn of(slice: &'a mut [T]) -> Self {
+        Self::at(address_of(slice.as_ptr(), slice.len()), slice.len())
+    }
+}
+
+/// An empty slice lies in no buffer.
+fn address_of<T>(start: *const T, len: usize) -> u64 {
+    if len == 0 { 0 } else { start as u64 }
+}
+
 impl<T> ViewMut<'_, T> {
     /// The same for a shorter time.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
@@ -328,6 +389,11 @@ pub struct RowsMut<'a> {
 }
 
 impl<'a> Rows<'a> {
+    /// Rows, width and stride of what lies there on the device as long as the rows are used.
+    pub(super) fn at(address: u64, shape: (usize, usize, usize)) -> Self {
+        Self(Shape::at(address, shape))
+    }
+
     /// The columns `range` of every row.
     ///
     /// # Panics
@@ -362,23 +428,21 @@ impl<'a> Rows<'a> {
 }
 
 impl<'a> RowsMut<'a> {
+    /// As [`Rows::at`]; nobody else has them.
+    pub(super) fn at(address: u64, shape: (usize, usize, usize)) -> Self {
+        Self {
+            shape: Shape::at(address, shape),
+            borrow: PhantomData,
+        }
+    }
+
     #[track_caller]
     fn over(address: u64, len: usize, width: usize) -> Self {
         assert!(
             width > 0 && len.is_multiple_of(width),
             "{len} elements are not whole rows of width {width}"
         );
-        let shape = Shape {
-            address,
-            rows: len / width,
-            width,
-            stride: width,
-            borrow: PhantomData,
-        };
-        Self {
-            shape,
-            borrow: PhantomData,
-        }
+        Self::at(address, (len / width, width, width))
     }
 
     /// Neighbouring bands of these widths, from the first column on; columns that remain are dropped.
@@ -424,6 +488,16 @@ impl<'a> RowsMut<'a> {
 }
 
 impl Shape<'_> {
+    fn at(address: u64, (rows, width, stride): (usize, usize, usize)) -> Self {
+        Self {
+            address,
+            rows,
+            width,
+            stride,
+            borrow: PhantomData,
+        }
+    }
+
     fn band(self, start: usize, width: usize) -> Self {
         // Without rows there is no buffer to start in.
         let skip = if self.rows == 0 { 0 } else { start };

@@ -17,6 +17,16 @@ pub trait Driver: std::fmt::Debug + Send + Sync {
     /// `address` is of `allocate` and not used again.
     unsafe fn free(&self, address: u64);
 
+    /// Memory for `count` elements of `size` bytes that the host addresses too, by the same addresses; every byte has
+    /// some value.
+    fn allocate_unified(&self, count: usize, size: usize) -> Result<u64, CudaError>;
+
+    /// Gives such memory back.
+    ///
+    /// # Safety
+    /// `address` is of `allocate_unified` and not used again; all work given before has ended.
+    unsafe fn free_unified(&self, address: u64);
+
     /// Fills memory with zeros.
     ///
     /// # Safety

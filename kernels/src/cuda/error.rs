@@ -7,6 +7,8 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CudaError {
+    /// Made without the feature `cuda`.
+    NotBuilt,
     /// A library could not be found or loaded.
     Library {
         /// As in `libcuda`.
@@ -62,6 +64,7 @@ pub enum CudaError {
 impl fmt::Display for CudaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NotBuilt => write!(f, "this was built without the feature `cuda`"),
             Self::Library {
                 library,
                 tried,

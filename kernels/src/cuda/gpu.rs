@@ -46,6 +46,16 @@ unsafe impl Sync for Gpu {}
 const UNASKED_SHARED_BYTES: u32 = 48 << 10;
 
 impl Gpu {
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// If the driver is missing or too old.
+    pub fn count() -> Result<usize, CudaError> {
+        Library::Driver.load()?;
+        result::init().map_err(|error| failed("initialise the CUDA driver", error))?;
+        device_count()
+    }
+
     /// Device `ordinal`, as the driver counts.
     ///
     /// # Errors
@@ -53,8 +63,7 @@ impl Gpu {
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
         Library::Driver.load()?;
         result::init().map_err(|error| failed("initialise the CUDA driver", error))?;
-        let count = result::device::get_count().map_err(|error| failed("count devices", error))?;
-        let count = usize::try_from(count).unwrap_or(0);
+        let count = device_count()?;
         if ordinal >= count {
             return Err(CudaError::NoDevice { ordinal, count });
         }
@@ -198,6 +207,46 @@ impl Driver for Gpu {
         }
     }
 
+    /// Managed memory. Other devices' kernels run while the host touches it, which not every system allows.
+    fn allocate_unified(&self, count: usize, size: usize) -> Result<u64, CudaError> {
+        let stream = self.stream()?;
+        let bytes = count.saturating_mul(size);
+        let what = format!("allocate {bytes} managed bytes on device {}", self.ordinal);
+        let concurrent = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
+        // SAFETY: the device exists.
+        let concurrent = unsafe { result::device::get_attribute(self.device, concurrent) };
+        if concurrent.map_err(|error| failed(&what, error))? == 0 {
+            return Err(CudaError::Call {
+                what,
+                reason: "host and device cannot use managed memory at the same time here (Linux on a device of \
+                         compute capability 6.0 or newer can)"
+                    .to_owned(),
+            });
+        }
+        let global = sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL;
+        // SAFETY: the memory is filled before anyone sees it, on the stream on which all of its use is.
+        unsafe {
+            let address =
+                result::malloc_managed(bytes, global).map_err(|error| failed(&what, error))?;
+            let filled = result::memset_d8_async(address, 0, bytes, stream)
+                .and_then(|()| result::stream::synchronize(stream));
+            match filled {
+                Ok(()) => Ok(address),
+                Err(error) => {
+                    let _ = result::free_sync(address);
+                    Err(failed(&what, error))
+                }
+            }
+        }
+    }
+
+    unsafe fn free_unified(&self, address: u64) {
+        if self.stream().is_ok() {
+            // SAFETY: the caller's. Memory of a device that is lost is lost with it.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
     unsafe fn zero(&self, address: u64, bytes: usize) -> Result<(), CudaError> {
         let stream = self.stream()?;
         // SAFETY: the caller's.
@@ -313,6 +362,11 @@ fn compute_capability(device: sys::CUdevice) -> Result<u32, DriverError> {
     let major = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     Ok((10 * major + minor) as u32)
+}
+
+fn device_count() -> Result<usize, CudaError> {
+    let count = result::device::get_count().map_err(|error| failed("count devices", error))?;
+    Ok(usize::try_from(count).unwrap_or(0))
 }
 
 fn driver_version() -> Result<u32, CudaError> {

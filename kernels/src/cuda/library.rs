@@ -69,6 +69,8 @@ impl Library {
                 "cuStreamDestroy_v2",
                 "cuMemAllocAsync",
                 "cuMemFreeAsync",
+                "cuMemAllocManaged",
+                "cuMemFree_v2",
                 "cuMemsetD8Async",
                 "cuMemcpyHtoDAsync_v2",
                 "cuMemcpyDtoHAsync_v2",

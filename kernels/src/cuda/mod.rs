@@ -11,6 +11,8 @@
 //! | `common.cuh` | what every kernel includes: buffers, shared memory, sums over a block |
 //! | `source.rs` | the sources as modules, [`MODULES`] |
 //! | `buffer.rs` | [`Device`], [`Buffer`], views and rows: device memory, typed |
+//! | `unified.rs` | [`Unified`]: memory that the host addresses too, so that [`crate::ops`] run there on slices |
+//! | `call.rs` | the slices of one such op: taken by address, or copied there and back |
 //! | `driver.rs` | [`Driver`]: what the ops ask of a device |
 //! | `target.rs` | [`Target`]: machine code or PTX, by driver, compiler and device |
 //! | `ptxas.rs` | the assembler's report of registers, spills and shared memory |
@@ -26,6 +28,17 @@
 //! panic says here what becomes of them (NaN, mostly). Sums have one order, so results are the same in every
 //! run; there are no atomics in any of the ops.
 //!
+//! # Two ways to call an op
+//!
+//! [`ops`] take views of device memory and return at once. The functions of [`crate::ops`], given a [`Unified`], take
+//! slices as on the CPU, start the same kernels, and return when the device is done; the `megatron` engine runs on
+//! these (`device: cuda`). Some work stays with the host whatever the processor, over the same memory, since its results
+//! are needed there or it is little: [`permute::sort`](crate::ops::permute::sort),
+//! [`cross_entropy::combine`](crate::ops::cross_entropy::combine),
+//! [`rope::fill_tables`](crate::ops::rope::fill_tables), [`router::expert_loads`](crate::ops::router::expert_loads) and
+//! [`router::update_bias`](crate::ops::router::update_bias). [`grouped_gemm`](crate::ops::grouped_gemm) is a product an
+//! expert, one after the other.
+//!
 //! # How the kernels are checked without a GPU
 //!
 //! - **Compiled for real**: `tests/nvrtc.rs` compiles every source with NVRTC for sm_80, sm_90 and sm_100
@@ -39,10 +52,12 @@
 //!   nobody wrote, a barrier that some threads do not reach: each is an error that names kernel, block
 //!   and thread. Threads run in one order in CI and in two with `cargo xtask test --all`. The emulator is
 //!   itself tested by kernels with one such defect each (`probe.cu`).
+//! - **As an engine uses them**: `backend-megatron/tests/on_device.rs` runs conformance cases of the engine with
+//!   `device: cuda` over the emulator: same truths, same tolerances as on the CPU.
 //!
-//! What this cannot show: speed, cuBLASLt's side of the products, and faults of a real driver. **None of it has
-//! been run on a GPU.** `kernels/scripts/gpu-check.sh` runs the same parity program on one, from prebuilt
-//! binaries.
+//! What this cannot show: speed, cuBLASLt's side of the products, how managed memory behaves, and faults of a real
+//! driver. **None of it has been run on a GPU.** `kernels/scripts/gpu-check.sh` runs the same parity program, and the
+//! engine's conformance cases, on one, from prebuilt binaries.
 //!
 //! # When you write a kernel
 //!
@@ -54,6 +69,7 @@
 #[cfg(feature = "cuda")]
 mod blas;
 mod buffer;
+mod call;
 mod driver;
 mod error;
 #[cfg(feature = "cuda")]
@@ -66,6 +82,7 @@ pub mod ops;
 mod ptxas;
 mod source;
 mod target;
+mod unified;
 
 pub use buffer::{Buffer, Device, Element, Rows, RowsMut, View, ViewMut};
 pub use driver::{Arg, Driver, Launch};
@@ -79,5 +96,7 @@ pub use nvrtc::{Compiled, Nvrtc};
 pub use ptxas::Resources;
 pub use source::{ARCHITECTURES, HEADER, MODULES, Module};
 pub use target::Target;
+pub use unified::{Unified, UnifiedBuffer};
 
+pub(crate) use call::Call;
 pub(crate) use driver::{MOST_BLOCKS, count, flat_blocks, row_threads};

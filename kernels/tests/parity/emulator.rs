@@ -71,7 +71,7 @@ type LaunchFn = unsafe extern "C" fn(
 ) -> c_int;
 
 struct Functions {
-    allocate: unsafe extern "C" fn(u64, u64) -> u64,
+    allocate: unsafe extern "C" fn(u64, u64, u32) -> u64,
     free: unsafe extern "C" fn(u64),
     upload: unsafe extern "C" fn(u64, *const c_void, u64) -> c_int,
     download: unsafe extern "C" fn(u64, *mut c_void, u64) -> c_int,
@@ -113,19 +113,21 @@ fn functions() -> &'static Functions {
 
 impl Driver for Emulator {
     fn allocate(&self, count: usize, size: usize) -> Result<u64, CudaError> {
-        // SAFETY: any sizes will do.
-        match unsafe { (functions().allocate)((count * size) as u64, size as u64) } {
-            0 => Err(failed(
-                "allocate",
-                format!("{count} elements of {size} bytes"),
-            )),
-            address => Ok(address),
-        }
+        allocate(count, size, false)
     }
 
     unsafe fn free(&self, address: u64) {
         // SAFETY: the caller's.
         unsafe { (functions().free)(address) }
+    }
+
+    fn allocate_unified(&self, count: usize, size: usize) -> Result<u64, CudaError> {
+        allocate(count, size, true)
+    }
+
+    unsafe fn free_unified(&self, address: u64) {
+        // SAFETY: the caller's.
+        unsafe { self.free(address) }
     }
 
     unsafe fn zero(&self, address: u64, bytes: usize) -> Result<(), CudaError> {
@@ -229,6 +231,17 @@ impl Driver for Emulator {
     }
 }
 
+fn allocate(count: usize, size: usize, unified: bool) -> Result<u64, CudaError> {
+    // SAFETY: any sizes will do.
+    match unsafe { (functions().allocate)((count * size) as u64, size as u64, unified.into()) } {
+        0 => Err(failed(
+            "allocate",
+            format!("{count} elements of {size} bytes"),
+        )),
+        address => Ok(address),
+    }
+}
+
 fn failed(what: &str, reason: String) -> CudaError {
     CudaError::Call {
         what: what.to_owned(),
@@ -238,7 +251,8 @@ fn failed(what: &str, reason: String) -> CudaError {
 
 /// The library, compiled anew if anything that goes into it changed.
 fn build() -> PathBuf {
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // Of this file's package, whichever one's tests it is part of.
+    let package = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator");
     std::fs::create_dir_all(&out).expect("cargo's folder for tests can be written");
     let emulator = package.join("emulator");

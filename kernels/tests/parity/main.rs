@@ -20,6 +20,7 @@ mod swiglu;
 #[path = "../../src/testing.rs"]
 #[allow(dead_code)]
 mod testing;
+mod unified;
 
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-const CASES: [&[Case]; 11] = [
+const CASES: [&[Case]; 12] = [
     adamw::CASES,
     attention::CASES,
     cross_entropy::CASES,
@@ -58,6 +59,7 @@ const CASES: [&[Case]; 11] = [
     rope::CASES,
     router::CASES,
     swiglu::CASES,
+    unified::CASES,
 ];
 
 fn emulated(cases: &[Case]) -> Vec<Trial> {

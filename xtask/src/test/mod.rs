@@ -75,7 +75,8 @@ fn without_libtorch(report: &mut Report, selection: &Selection) -> Result<()> {
     run::suite(report, " (no libtorch)", cargo, &arguments, selection)
 }
 
-/// The tests that need NVRTC: every CUDA source compiled for every architecture, without a GPU. The whole
+/// The tests that need NVRTC: every CUDA source compiled for every architecture, without a GPU; and what becomes of
+/// `device: cuda` where there is none. The whole
 /// workspace is selected, so that dependencies have the features they were built with above.
 fn cuda_sources(report: &mut Report, libtorch: &Libtorch, selection: &Selection) -> Result<()> {
     let nvrtc = nvrtc::ensure(false)?;
@@ -87,9 +88,10 @@ fn cuda_sources(report: &mut Report, libtorch: &Libtorch, selection: &Selection)
     };
     let arguments = [
         "--workspace",
-        "--features=drivetrain-kernels/cuda",
+        "--features=drivetrain/cuda",
         "--test=nvrtc",
         "--test=cuda_libraries",
+        "--test=device_faults",
     ];
     run::suite(report, " (cuda)", cargo, &arguments, selection)
 }

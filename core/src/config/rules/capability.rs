@@ -120,7 +120,8 @@ pub(super) const RULES: &[Rule] = &[
                 faults,
                 "device",
                 &format!("the device `{name}`"),
-                "write `cpu`",
+                "write `cpu`, or use a program built with cargo's feature of the device (`cuda`), where the backend \
+                 has one",
                 |c| c.devices.contains(name),
             );
         },

@@ -16,7 +16,8 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::{Cpu, check};
+use crate::cuda::ops::adamw as device;
+use crate::{On, check};
 
 /// The factors of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,10 +43,24 @@ pub struct AdamW {
 /// # Panics
 /// If the step is 0 or lengths differ.
 #[track_caller]
-pub fn update(cpu: Cpu, config: &AdamW, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+pub fn update<'on>(
+    on: impl Into<On<'on>>,
+    config: &AdamW,
+    p: &mut [f32],
+    g: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+) {
     assert!(config.step > 0, "adamw: steps count from 1");
     check::len("g", g, p.len());
     check::len("m", m, p.len());
     check::len("v", v, p.len());
-    cpu::update(cpu, config, p, g, m, v);
+    match on.into() {
+        On::Cpu(cpu) => cpu::update(cpu, config, p, g, m, v),
+        On::Device(unified) => unified.run(|call| {
+            let (p, g) = (call.output(p)?, call.input(g)?);
+            let (m, v) = (call.output(m)?, call.output(v)?);
+            device::update(call.device(), config, p, g, m, v)
+        }),
+    }
 }

@@ -7,6 +7,9 @@ use crate::cuda::{Arg, CudaError, Device, Rows, RowsMut, View, ViewMut, count};
 use crate::ops::attention::AttentionDims;
 use cuda_tiles::{Tile, Wave, key_tiles, query_tiles, upload, waves};
 
+/// E at most.
+pub const MOST_HEAD_DIM: usize = 256;
+
 const THREADS: u32 = 128;
 /// As `NO_WINDOW` counts: more keys than there are positions.
 const NO_WINDOW: u32 = u32::MAX;

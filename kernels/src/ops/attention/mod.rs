@@ -41,7 +41,9 @@ mod tests;
 
 pub use span::Span;
 
-use crate::{Cpu, Rows, RowsMut, check};
+use crate::cuda::ops::attention as device;
+use crate::cuda::{Call, CudaError};
+use crate::{On, Rows, RowsMut, check};
 use span::{Piece, check_disjoint};
 
 /// Shape and masking of the attention.
@@ -62,14 +64,14 @@ pub struct AttentionDims<'a> {
 }
 
 impl AttentionDims<'_> {
-    /// Elements of scratch for [`forward`].
-    pub fn forward_scratch_len(&self, cpu: Cpu) -> usize {
-        self.workers(cpu) * forward::scratch_len(self)
+    /// Elements of scratch for [`forward`]; a device brings its own.
+    pub fn forward_scratch_len<'on>(&self, on: impl Into<On<'on>>) -> usize {
+        self.workers(on.into()) * forward::scratch_len(self)
     }
 
-    /// Elements of scratch for [`backward`].
-    pub fn backward_scratch_len(&self, cpu: Cpu) -> usize {
-        self.workers(cpu) * backward::scratch_len(self)
+    /// Elements of scratch for [`backward`]; a device brings its own.
+    pub fn backward_scratch_len<'on>(&self, on: impl Into<On<'on>>) -> usize {
+        self.workers(on.into()) * backward::scratch_len(self)
     }
 
     /// FLOPs of the forward pass: 4 E for every pair of a query head and a key it sees.
@@ -83,8 +85,11 @@ impl AttentionDims<'_> {
         self.spans.iter().filter_map(|span| span.seen(self.window))
     }
 
-    fn workers(&self, cpu: Cpu) -> usize {
-        cpu.threads().min(self.spans.len() * self.kv_heads).max(1)
+    fn workers(&self, on: On<'_>) -> usize {
+        match on {
+            On::Cpu(cpu) => cpu.threads().min(self.spans.len() * self.kv_heads).max(1),
+            On::Device(_) => 0,
+        }
     }
 
     fn most_keys(&self) -> usize {
@@ -149,6 +154,16 @@ pub struct Inputs<'a> {
     pub v: Rows<'a>,
 }
 
+impl<'a> Inputs<'a> {
+    fn on(&self, call: &mut Call<'_, 'a>) -> Result<device::Inputs<'a>, CudaError> {
+        Ok(device::Inputs {
+            q: call.rows(self.q)?,
+            k: call.rows(self.k)?,
+            v: call.rows(self.v)?,
+        })
+    }
+}
+
 /// What the forward pass left, and the gradient that arrives.
 #[derive(Debug, Clone, Copy)]
 pub struct Saved<'a> {
@@ -180,8 +195,8 @@ pub struct Gradients<'a> {
 /// # Panics
 /// Without `merge`, if two spans have a query in common.
 #[track_caller]
-pub fn forward(
-    cpu: Cpu,
+pub fn forward<'on>(
+    on: impl Into<On<'on>>,
     dims: &AttentionDims<'_>,
     inputs: &Inputs<'_>,
     merge: bool,
@@ -189,14 +204,22 @@ pub fn forward(
     lse: &mut [f32],  // [Tq, H]
     scratch: &mut [f32],
 ) {
-    let (queries, _) = dims.check_inputs(inputs);
+    let on = on.into();
+    let (queries, keys) = dims.check_inputs(inputs);
     dims.check_rows("out", (out.rows(), out.width()), (queries, dims.heads));
     check::len("lse", lse, queries * dims.heads);
-    check::at_least("scratch", scratch, dims.forward_scratch_len(cpu));
+    check::at_least("scratch", scratch, dims.forward_scratch_len(on));
     if !merge {
         check_disjoint("queries", dims.spans.iter().map(|span| &span.queries));
     }
-    forward::run(cpu, dims, inputs, merge, out, lse, scratch);
+    match on {
+        On::Cpu(cpu) => forward::run(cpu, dims, inputs, merge, out, lse, scratch),
+        On::Device(unified) => unified.run(|call| {
+            let plan = device::Plan::new(call.device(), dims, queries, keys)?;
+            let (inputs, out, lse) = (inputs.on(call)?, call.rows_mut(out)?, call.output(lse)?);
+            device::forward(call.device(), &plan, &inputs, merge, out, lse)
+        }),
+    }
 }
 
 /// Overwrites dq, dk and dv, or adds to them with `accumulate`: what flows through the pairs of these spans.
@@ -206,8 +229,8 @@ pub fn forward(
 /// # Panics
 /// Without `accumulate`, if two spans have a query or a key in common.
 #[track_caller]
-pub fn backward(
-    cpu: Cpu,
+pub fn backward<'on>(
+    on: impl Into<On<'on>>,
     dims: &AttentionDims<'_>,
     inputs: &Inputs<'_>,
     saved: &Saved<'_>,
@@ -215,6 +238,7 @@ pub fn backward(
     gradients: Gradients<'_>,
     scratch: &mut [f32],
 ) {
+    let on = on.into();
     let (queries, keys) = dims.check_inputs(inputs);
     let Gradients { dq, dk, dv } = &gradients;
     for (name, found, expected) in [
@@ -235,10 +259,31 @@ pub fn backward(
         dims.check_rows(name, found, expected);
     }
     check::len("lse", saved.lse, queries * dims.heads);
-    check::at_least("scratch", scratch, dims.backward_scratch_len(cpu));
+    check::at_least("scratch", scratch, dims.backward_scratch_len(on));
     if !accumulate {
         check_disjoint("queries", dims.spans.iter().map(|span| &span.queries));
         check_disjoint("keys", dims.spans.iter().map(|span| &span.keys));
     }
-    backward::run(cpu, dims, inputs, saved, accumulate, gradients, scratch);
+    match on {
+        On::Cpu(cpu) => backward::run(cpu, dims, inputs, saved, accumulate, gradients, scratch),
+        On::Device(unified) => unified.run(|call| {
+            let plan = device::Plan::new(call.device(), dims, queries, keys)?;
+            let mut scratch = call.device().uninit(plan.backward_scratch_len())?;
+            let inputs = inputs.on(call)?;
+            let saved = device::Saved {
+                out: call.rows(saved.out)?,
+                lse: call.input(saved.lse)?,
+                dout: call.rows(saved.dout)?,
+            };
+            let gradients = device::Gradients {
+                dq: call.rows_mut(gradients.dq)?,
+                dk: call.rows_mut(gradients.dk)?,
+                dv: call.rows_mut(gradients.dv)?,
+            };
+            let (device, scratch) = (call.device(), scratch.view_mut());
+            device::backward(
+                device, &plan, &inputs, &saved, accumulate, gradients, scratch,
+            )
+        }),
+    }
 }

@@ -262,7 +262,39 @@ impl RowGradient {
     }
 }
 
-pub(super) fn for_row_gradients(
+pub(super) fn backward(
+    cpu: Cpu,
+    dims: &CrossEntropyDims,
+    logits: &[f32],
+    targets: &[u32],
+    derivatives: &Derivatives<'_>,
+    dlogits: &mut [f32],
+) {
+    let dlogits = SharedMut::new(dlogits);
+    for_row_gradients(cpu, dims, targets, derivatives, |row, gradient| {
+        let span = row * dims.columns..(row + 1) * dims.columns;
+        // SAFETY: every row is visited once.
+        let out = unsafe { dlogits.range(span.clone()) };
+        dispatch!(cpu, gradient_row, gradient, &logits[span], out);
+    });
+}
+
+pub(super) fn backward_in_place(
+    cpu: Cpu,
+    dims: &CrossEntropyDims,
+    logits: &mut [f32],
+    targets: &[u32],
+    derivatives: &Derivatives<'_>,
+) {
+    let logits = SharedMut::new(logits);
+    for_row_gradients(cpu, dims, targets, derivatives, |row, gradient| {
+        // SAFETY: every row is visited once.
+        let out = unsafe { logits.range(row * dims.columns..(row + 1) * dims.columns) };
+        dispatch!(cpu, gradient_row_in_place, gradient, out);
+    });
+}
+
+fn for_row_gradients(
     cpu: Cpu,
     dims: &CrossEntropyDims,
     targets: &[u32],
@@ -277,12 +309,7 @@ pub(super) fn for_row_gradients(
 }
 
 #[inline(always)]
-pub(super) fn gradient_row<S: Simd>(
-    _: S,
-    gradient: &RowGradient,
-    logits: &[f32],
-    dlogits: &mut [f32],
-) {
+fn gradient_row<S: Simd>(_: S, gradient: &RowGradient, logits: &[f32], dlogits: &mut [f32]) {
     if gradient.idle {
         return dlogits.fill(0.0);
     }
@@ -298,7 +325,7 @@ pub(super) fn gradient_row<S: Simd>(
 }
 
 #[inline(always)]
-pub(super) fn gradient_row_in_place<S: Simd>(_: S, gradient: &RowGradient, logits: &mut [f32]) {
+fn gradient_row_in_place<S: Simd>(_: S, gradient: &RowGradient, logits: &mut [f32]) {
     if gradient.idle {
         return logits.fill(0.0);
     }

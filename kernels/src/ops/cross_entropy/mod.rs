@@ -23,8 +23,9 @@ mod shard_tests;
 #[cfg(test)]
 mod tests;
 
-use crate::rows::SharedMut;
-use crate::{Cpu, check};
+use crate::cuda::ops::cross_entropy as device;
+use crate::cuda::{Call, CudaError};
+use crate::{On, check};
 
 /// Shape of the logits, and which columns of the vocabulary they hold.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,8 +67,8 @@ impl CrossEntropyDims {
 /// # Panics
 /// If a target is not below V, the temperature is not positive and finite, or columns are missing.
 #[track_caller]
-pub fn forward(
-    cpu: Cpu,
+pub fn forward<'on>(
+    on: impl Into<On<'on>>,
     dims: &CrossEntropyDims,
     logits: &[f32],              // [N, V]
     targets: &[u32],             // [N]
@@ -81,7 +82,15 @@ pub fn forward(
         "cross_entropy: {dims:?} is a shard: use forward_partial and combine"
     );
     check_outputs(dims.rows, log_prob, entropy.as_deref(), lse);
-    cpu::forward(cpu, dims, logits, targets, log_prob, entropy, lse);
+    match on.into() {
+        On::Cpu(cpu) => cpu::forward(cpu, dims, logits, targets, log_prob, entropy, lse),
+        On::Device(unified) => unified.run(|call| {
+            let (logits, targets) = (call.input(logits)?, call.input(targets)?);
+            let entropy = entropy.map(|entropy| call.output(entropy)).transpose()?;
+            let (log_prob, lse) = (call.output(log_prob)?, call.output(lse)?);
+            device::forward(call.device(), dims, logits, targets, log_prob, entropy, lse)
+        }),
+    }
 }
 
 /// Numbers a row in [`forward_partial`]'s output.
@@ -96,8 +105,8 @@ pub const PARTIALS: usize = 4;
 /// # Panics
 /// If a target is not below V, or the temperature is not positive and finite.
 #[track_caller]
-pub fn forward_partial(
-    cpu: Cpu,
+pub fn forward_partial<'on>(
+    on: impl Into<On<'on>>,
     dims: &CrossEntropyDims,
     logits: &[f32],  // [N, columns]
     targets: &[u32], // [N]
@@ -106,7 +115,14 @@ pub fn forward_partial(
 ) {
     check_inputs(dims, logits, targets);
     check::len("partials", partials, dims.rows * PARTIALS);
-    cpu::forward_partial(cpu, dims, logits, targets, entropy, partials);
+    match on.into() {
+        On::Cpu(cpu) => cpu::forward_partial(cpu, dims, logits, targets, entropy, partials),
+        On::Device(unified) => unified.run(|call| {
+            let (logits, targets) = (call.input(logits)?, call.input(targets)?);
+            let partials = call.output(partials)?;
+            device::forward_partial(call.device(), dims, logits, targets, entropy, partials)
+        }),
+    }
 }
 
 /// Fills log_prob, lse, and entropy if given, from the partial results of all R shards.
@@ -139,6 +155,20 @@ pub struct Derivatives<'a> {
     pub entropy: Option<(&'a [f32], &'a [f32])>,
 }
 
+impl<'a> Derivatives<'a> {
+    fn on(&self, call: &mut Call<'_, 'a>) -> Result<device::Derivatives<'a>, CudaError> {
+        let entropy = match self.entropy {
+            Some((entropy, d_entropy)) => Some((call.input(entropy)?, call.input(d_entropy)?)),
+            None => None,
+        };
+        Ok(device::Derivatives {
+            lse: call.input(self.lse)?,
+            d_log_prob: call.input(self.d_log_prob)?,
+            entropy,
+        })
+    }
+}
+
 /// Overwrites dlogits with the derivative of the loss by the logits, whole or a shard.
 ///
 /// A row whose derivatives are both zero gets zeros, whatever its logits hold.
@@ -146,8 +176,8 @@ pub struct Derivatives<'a> {
 /// # Panics
 /// As [`forward`].
 #[track_caller]
-pub fn backward(
-    cpu: Cpu,
+pub fn backward<'on>(
+    on: impl Into<On<'on>>,
     dims: &CrossEntropyDims,
     logits: &[f32],  // [N, columns]
     targets: &[u32], // [N]
@@ -157,19 +187,20 @@ pub fn backward(
     check_inputs(dims, logits, targets);
     check_derivatives(dims.rows, derivatives);
     check::len("dlogits", dlogits, logits.len());
-    let dlogits = SharedMut::new(dlogits);
-    cpu::for_row_gradients(cpu, dims, targets, derivatives, |row, gradient| {
-        let span = row * dims.columns..(row + 1) * dims.columns;
-        // SAFETY: every row is visited once.
-        let out = unsafe { dlogits.range(span.clone()) };
-        dispatch!(cpu, cpu::gradient_row, gradient, &logits[span], out);
-    });
+    match on.into() {
+        On::Cpu(cpu) => cpu::backward(cpu, dims, logits, targets, derivatives, dlogits),
+        On::Device(unified) => unified.run(|call| {
+            let (logits, targets) = (call.input(logits)?, call.input(targets)?);
+            let (derivatives, dlogits) = (derivatives.on(call)?, call.output(dlogits)?);
+            device::backward(call.device(), dims, logits, targets, &derivatives, dlogits)
+        }),
+    }
 }
 
 /// As [`backward`], turning the logits themselves into dlogits.
 #[track_caller]
-pub fn backward_in_place(
-    cpu: Cpu,
+pub fn backward_in_place<'on>(
+    on: impl Into<On<'on>>,
     dims: &CrossEntropyDims,
     logits: &mut [f32], // [N, columns]
     targets: &[u32],    // [N]
@@ -177,12 +208,14 @@ pub fn backward_in_place(
 ) {
     check_inputs(dims, logits, targets);
     check_derivatives(dims.rows, derivatives);
-    let logits = SharedMut::new(logits);
-    cpu::for_row_gradients(cpu, dims, targets, derivatives, |row, gradient| {
-        // SAFETY: every row is visited once.
-        let out = unsafe { logits.range(row * dims.columns..(row + 1) * dims.columns) };
-        dispatch!(cpu, cpu::gradient_row_in_place, gradient, out);
-    });
+    match on.into() {
+        On::Cpu(cpu) => cpu::backward_in_place(cpu, dims, logits, targets, derivatives),
+        On::Device(unified) => unified.run(|call| {
+            let (logits, targets) = (call.output(logits)?, call.input(targets)?);
+            let derivatives = derivatives.on(call)?;
+            device::backward_in_place(call.device(), dims, logits, targets, &derivatives)
+        }),
+    }
 }
 
 #[track_caller]

@@ -8,7 +8,8 @@ mod tests;
 
 use half::bf16;
 
-use crate::{Cpu, check};
+use crate::cuda::ops::elementwise as device;
+use crate::{On, check};
 
 /// What a gradient norm is made of.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,9 +20,20 @@ pub struct SumOfSquares {
     pub finite: bool,
 }
 
-/// Sum of squares and whether all elements are finite, in one pass.
-pub fn sum_of_squares(cpu: Cpu, x: &[f32]) -> SumOfSquares {
-    let sum = cpu::sum_of_squares(cpu, x);
+/// Sum of squares and whether all elements are finite, in one pass. NaN where the device has failed.
+pub fn sum_of_squares<'on>(on: impl Into<On<'on>>, x: &[f32]) -> SumOfSquares {
+    let sum = match on.into() {
+        On::Cpu(cpu) => cpu::sum_of_squares(cpu, x),
+        On::Device(unified) => {
+            let mut total = [f64::NAN];
+            unified.run(|call| {
+                let (x, total) = (call.input(x)?, call.output(&mut total)?);
+                let mut scratch = call.device().uninit(device::SUM_OF_SQUARES_SCRATCH)?;
+                device::sum_of_squares(call.device(), x, &mut scratch, total)
+            });
+            total[0]
+        }
+    };
     SumOfSquares {
         sum,
         // The square of a finite f32 is at most 1.2e77, so no sum of fewer than 1e231 of them overflows.
@@ -31,40 +43,70 @@ pub fn sum_of_squares(cpu: Cpu, x: &[f32]) -> SumOfSquares {
 
 /// y += x.
 #[track_caller]
-pub fn add_assign(cpu: Cpu, y: &mut [f32], x: &[f32]) {
-    axpy(cpu, 1.0, x, y);
+pub fn add_assign<'on>(on: impl Into<On<'on>>, y: &mut [f32], x: &[f32]) {
+    axpy(on, 1.0, x, y);
 }
 
 /// y += alpha x.
 #[track_caller]
-pub fn axpy(cpu: Cpu, alpha: f32, x: &[f32], y: &mut [f32]) {
+pub fn axpy<'on>(on: impl Into<On<'on>>, alpha: f32, x: &[f32], y: &mut [f32]) {
     check::len("x", x, y.len());
-    cpu::axpy(cpu, alpha, x, y);
+    match on.into() {
+        On::Cpu(cpu) => cpu::axpy(cpu, alpha, x, y),
+        On::Device(unified) => unified.run(|call| {
+            let (x, y) = (call.input(x)?, call.output(y)?);
+            device::axpy(call.device(), alpha, x, y)
+        }),
+    }
 }
 
 /// out = x + y.
 #[track_caller]
-pub fn add(cpu: Cpu, x: &[f32], y: &[f32], out: &mut [f32]) {
+pub fn add<'on>(on: impl Into<On<'on>>, x: &[f32], y: &[f32], out: &mut [f32]) {
     check::len("x", x, out.len());
     check::len("y", y, out.len());
-    cpu::add(cpu, x, y, out);
+    match on.into() {
+        On::Cpu(cpu) => cpu::add(cpu, x, y, out),
+        On::Device(unified) => unified.run(|call| {
+            let (x, y, out) = (call.input(x)?, call.input(y)?, call.output(out)?);
+            device::add(call.device(), x, y, out)
+        }),
+    }
 }
 
 /// x *= alpha.
-pub fn scale(cpu: Cpu, alpha: f32, x: &mut [f32]) {
-    cpu::scale(cpu, alpha, x);
+pub fn scale<'on>(on: impl Into<On<'on>>, alpha: f32, x: &mut [f32]) {
+    match on.into() {
+        On::Cpu(cpu) => cpu::scale(cpu, alpha, x),
+        On::Device(unified) => unified.run(|call| {
+            let x = call.output(x)?;
+            device::scale(call.device(), alpha, x)
+        }),
+    }
 }
 
 /// Rounds to nearest, ties to even; NaN stays NaN.
 #[track_caller]
-pub fn f32_to_bf16(cpu: Cpu, x: &[f32], y: &mut [bf16]) {
+pub fn f32_to_bf16<'on>(on: impl Into<On<'on>>, x: &[f32], y: &mut [bf16]) {
     check::len("y", y, x.len());
-    cpu::f32_to_bf16(cpu, x, y);
+    match on.into() {
+        On::Cpu(cpu) => cpu::f32_to_bf16(cpu, x, y),
+        On::Device(unified) => unified.run(|call| {
+            let (x, y) = (call.input(x)?, call.output(y)?);
+            device::f32_to_bf16(call.device(), x, y)
+        }),
+    }
 }
 
 /// Exact.
 #[track_caller]
-pub fn bf16_to_f32(cpu: Cpu, x: &[bf16], y: &mut [f32]) {
+pub fn bf16_to_f32<'on>(on: impl Into<On<'on>>, x: &[bf16], y: &mut [f32]) {
     check::len("y", y, x.len());
-    cpu::bf16_to_f32(cpu, x, y);
+    match on.into() {
+        On::Cpu(cpu) => cpu::bf16_to_f32(cpu, x, y),
+        On::Device(unified) => unified.run(|call| {
+            let (x, y) = (call.input(x)?, call.output(y)?);
+            device::bf16_to_f32(call.device(), x, y)
+        }),
+    }
 }

@@ -13,7 +13,8 @@ mod tests;
 
 mod cpu;
 
-use crate::{Cpu, check};
+use crate::cuda::ops::embedding as device;
+use crate::{On, check};
 
 /// Shape of the table and of the ids, and which rows of the whole table are at hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +55,8 @@ impl EmbeddingDims {
 /// # Panics
 /// If an id is not below V.
 #[track_caller]
-pub fn forward(
-    cpu: Cpu,
+pub fn forward<'on>(
+    on: impl Into<On<'on>>,
     dims: &EmbeddingDims,
     table: &[f32], // [rows, D]
     ids: &[u32],   // [T]
@@ -64,7 +65,13 @@ pub fn forward(
     check::len("table", table, dims.rows * dims.width);
     check::len("y", y, dims.tokens * dims.width);
     check_ids(dims, ids);
-    cpu::gather(cpu, dims, table, ids, y);
+    match on.into() {
+        On::Cpu(cpu) => cpu::gather(cpu, dims, table, ids, y),
+        On::Device(unified) => unified.run(|call| {
+            let (table, ids, y) = (call.input(table)?, call.input(ids)?, call.output(y)?);
+            device::forward(call.device(), dims, table, ids, y)
+        }),
+    }
 }
 
 /// `dtable[ids[t]]` += `dy[t]`. Rows that no id names stay as they are.
@@ -72,8 +79,8 @@ pub fn forward(
 /// # Panics
 /// If an id is not below V.
 #[track_caller]
-pub fn backward(
-    cpu: Cpu,
+pub fn backward<'on>(
+    on: impl Into<On<'on>>,
     dims: &EmbeddingDims,
     dy: &[f32],         // [T, D]
     ids: &[u32],        // [T]
@@ -82,7 +89,14 @@ pub fn backward(
     check::len("dtable", dtable, dims.rows * dims.width);
     check::len("dy", dy, dims.tokens * dims.width);
     check_ids(dims, ids);
-    cpu::scatter_add(cpu, dims, dy, ids, dtable);
+    match on.into() {
+        On::Cpu(cpu) => cpu::scatter_add(cpu, dims, dy, ids, dtable),
+        On::Device(unified) => unified.run(|call| {
+            let (dy, ids) = (call.input(dy)?, call.input(ids)?);
+            let dtable = call.output(dtable)?;
+            device::backward(call.device(), dims, dy, ids, dtable)
+        }),
+    }
 }
 
 #[track_caller]

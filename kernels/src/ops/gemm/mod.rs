@@ -19,7 +19,8 @@ mod tests;
 
 pub use rate::measure_rate;
 
-use crate::Cpu;
+use crate::cuda::ops::gemm as device;
+use crate::{On, Rows, RowsMut};
 
 /// What to multiply. Built by [`Gemm::nn`], [`Gemm::nt`] or [`Gemm::tn`], then adjusted.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -112,14 +113,22 @@ impl Gemm {
 /// # Panics
 /// If a slice is too short for its shape and leading dimension, or a leading dimension is smaller than a row.
 #[track_caller]
-pub fn gemm(cpu: Cpu, dims: &Gemm, a: &[f32], b: &[f32], c: &mut [f32]) {
+pub fn gemm<'on>(on: impl Into<On<'on>>, dims: &Gemm, a: &[f32], b: &[f32], c: &mut [f32]) {
     let Gemm { m, n, k, .. } = *dims;
     let (a_rows, a_width) = if dims.transpose_a { (k, m) } else { (m, k) };
     let (b_rows, b_width) = if dims.transpose_b { (n, k) } else { (k, n) };
     check("A", a.len(), a_rows, a_width, dims.lda);
     check("B", b.len(), b_rows, b_width, dims.ldb);
     check("C", c.len(), m, n, dims.ldc);
-    cpu::gemm(cpu, dims, a, b, c);
+    match on.into() {
+        On::Cpu(cpu) => cpu::gemm(cpu, dims, a, b, c),
+        On::Device(unified) => unified.run(|call| {
+            let a = call.rows(Rows::new(a, a_rows, a_width, dims.lda))?;
+            let b = call.rows(Rows::new(b, b_rows, b_width, dims.ldb))?;
+            let c = call.rows_mut(RowsMut::new(c, m, n, dims.ldc))?;
+            device::gemm(call.device(), dims, a, b, c)
+        }),
+    }
 }
 
 #[track_caller]

@@ -19,7 +19,7 @@ mod tests;
 use std::ops::Range;
 
 use crate::ops::linear::{self, LinearDims};
-use crate::{Cpu, check};
+use crate::{On, check};
 
 /// Shape of the experts, and their rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,47 +34,50 @@ pub struct GroupedDims<'a> {
 
 /// y = x W^T, each row with the weight of its expert.
 #[track_caller]
-pub fn forward(
-    cpu: Cpu,
+pub fn forward<'on>(
+    on: impl Into<On<'on>>,
     dims: &GroupedDims<'_>,
     x: &[f32],      // [R, D]
     weight: &[f32], // [X, N, D]
     y: &mut [f32],  // [R, N]
 ) {
+    let on = on.into();
     dims.check(("x", x), ("weight", weight), ("y", y));
     for group in dims.groups().filter(|group| group.linear.tokens > 0) {
         let (x, y) = (&x[group.x], &mut y[group.y]);
-        linear::forward(cpu, &group.linear, x, &weight[group.weight], None, y);
+        linear::forward(on, &group.linear, x, &weight[group.weight], None, y);
     }
 }
 
 /// dx = dy W, each row with the weight of its expert; added to dx if `accumulate`.
 #[track_caller]
-pub fn backward_input(
-    cpu: Cpu,
+pub fn backward_input<'on>(
+    on: impl Into<On<'on>>,
     dims: &GroupedDims<'_>,
     dy: &[f32],     // [R, N]
     weight: &[f32], // [X, N, D]
     accumulate: bool,
     dx: &mut [f32], // [R, D]
 ) {
+    let on = on.into();
     dims.check(("dx", dx), ("weight", weight), ("dy", dy));
     for group in dims.groups().filter(|group| group.linear.tokens > 0) {
         let (dy, weight, dx) = (&dy[group.y], &weight[group.weight], &mut dx[group.x]);
-        linear::backward_input(cpu, &group.linear, dy, weight, accumulate, dx);
+        linear::backward_input(on, &group.linear, dy, weight, accumulate, dx);
     }
 }
 
 /// dW = dy^T x over the rows of each expert; added to dW if `accumulate`.
 #[track_caller]
-pub fn backward_weight(
-    cpu: Cpu,
+pub fn backward_weight<'on>(
+    on: impl Into<On<'on>>,
     dims: &GroupedDims<'_>,
     dy: &[f32], // [R, N]
     x: &[f32],  // [R, D]
     accumulate: bool,
     dweight: &mut [f32], // [X, N, D]
 ) {
+    let on = on.into();
     dims.check(("x", x), ("dweight", dweight), ("dy", dy));
     for group in dims.groups() {
         let dweight = &mut dweight[group.weight];
@@ -82,7 +85,7 @@ pub fn backward_weight(
             0 if accumulate => {}
             0 => dweight.fill(0.0),
             _ => linear::backward_weight(
-                cpu,
+                on,
                 &group.linear,
                 &dy[group.y],
                 &x[group.x],

@@ -17,8 +17,9 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::cuda::ops::linear as device;
 use crate::ops::gemm::{Gemm, gemm};
-use crate::{Cpu, check};
+use crate::{On, Rows, RowsMut, check};
 
 /// Shape of a linear layer over T tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +51,8 @@ impl LinearDims {
 
 /// y = x W^T + b. A slice of a band starts at the band's first element.
 #[track_caller]
-pub fn forward(
-    cpu: Cpu,
+pub fn forward<'on>(
+    on: impl Into<On<'on>>,
     dims: &LinearDims,
     x: &[f32],            // [T, D]
     weight: &[f32],       // [N, D]
@@ -66,19 +67,31 @@ pub fn forward(
     } = *dims;
     check::len("weight", weight, outputs * inputs);
     let product = Gemm::nt(tokens, outputs, inputs).strides(dims.x_stride, inputs, dims.y_stride);
-    if let Some(bias) = bias {
-        check::len("bias", bias, outputs);
-        for t in 0..tokens {
-            y[t * dims.y_stride..][..outputs].copy_from_slice(bias);
+    let Some(bias) = bias else {
+        return gemm(on, &product, x, weight, y);
+    };
+    check::len("bias", bias, outputs);
+    match on.into() {
+        On::Cpu(cpu) => {
+            for t in 0..tokens {
+                y[t * dims.y_stride..][..outputs].copy_from_slice(bias);
+            }
+            gemm(cpu, &product.accumulate(true), x, weight, y);
         }
+        On::Device(unified) => unified.run(|call| {
+            let x = call.rows(Rows::new(x, tokens, inputs, dims.x_stride))?;
+            let weight = call.rows(Rows::new(weight, outputs, inputs, inputs))?;
+            let bias = call.input(bias)?;
+            let y = call.rows_mut(RowsMut::new(y, tokens, outputs, dims.y_stride))?;
+            device::forward(call.device(), dims, x, weight, Some(bias), y)
+        }),
     }
-    gemm(cpu, &product.accumulate(bias.is_some()), x, weight, y);
 }
 
 /// dx = dy W, added to dx if `accumulate`.
 #[track_caller]
-pub fn backward_input(
-    cpu: Cpu,
+pub fn backward_input<'on>(
+    on: impl Into<On<'on>>,
     dims: &LinearDims,
     dy: &[f32],     // [T, N]
     weight: &[f32], // [N, D]
@@ -89,13 +102,13 @@ pub fn backward_input(
     let product = Gemm::nn(dims.tokens, dims.inputs, dims.outputs)
         .strides(dims.y_stride, dims.inputs, dims.x_stride)
         .accumulate(accumulate);
-    gemm(cpu, &product, dy, weight, dx);
+    gemm(on, &product, dy, weight, dx);
 }
 
 /// dW = dy^T x, added to dW if `accumulate`.
 #[track_caller]
-pub fn backward_weight(
-    cpu: Cpu,
+pub fn backward_weight<'on>(
+    on: impl Into<On<'on>>,
     dims: &LinearDims,
     dy: &[f32], // [T, N]
     x: &[f32],  // [T, D]
@@ -106,19 +119,25 @@ pub fn backward_weight(
     let product = Gemm::tn(dims.outputs, dims.inputs, dims.tokens)
         .strides(dims.y_stride, dims.x_stride, dims.inputs)
         .accumulate(accumulate);
-    gemm(cpu, &product, dy, x, dweight);
+    gemm(on, &product, dy, x, dweight);
 }
 
 /// db = column sums of dy, added to db if `accumulate`.
 #[track_caller]
-pub fn backward_bias(
-    cpu: Cpu,
+pub fn backward_bias<'on>(
+    on: impl Into<On<'on>>,
     dims: &LinearDims,
     dy: &[f32], // [T, N]
     accumulate: bool,
     dbias: &mut [f32], // [N]
 ) {
     check::len("dbias", dbias, dims.outputs);
-    let dy = crate::Rows::new(dy, dims.tokens, dims.outputs, dims.y_stride);
-    cpu::column_sums(cpu, dy, accumulate, dbias);
+    let dy = Rows::new(dy, dims.tokens, dims.outputs, dims.y_stride);
+    match on.into() {
+        On::Cpu(cpu) => cpu::column_sums(cpu, dy, accumulate, dbias),
+        On::Device(unified) => unified.run(|call| {
+            let (dy, dbias) = (call.rows(dy)?, call.output(dbias)?);
+            device::backward_bias(call.device(), dims, dy, accumulate, dbias)
+        }),
+    }
 }

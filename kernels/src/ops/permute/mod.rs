@@ -21,7 +21,9 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::{Cpu, check};
+use crate::cuda::ops::permute as device;
+use crate::cuda::{Call, CudaError};
+use crate::{On, check};
 
 /// Shape of the permutation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,21 +70,27 @@ pub fn sort(
 
 /// y of every row from x of its token.
 #[track_caller]
-pub fn permute(
-    cpu: Cpu,
+pub fn permute<'on>(
+    on: impl Into<On<'on>>,
     dims: &PermuteDims,
     order: &Order<'_>,
     x: &[f32],     // [T, D]
     y: &mut [f32], // [T k, D]
 ) {
     dims.check(order, ("x", x), ("y", y));
-    cpu::permute(cpu, dims, order, x, y);
+    match on.into() {
+        On::Cpu(cpu) => cpu::permute(cpu, dims, order, x, y),
+        On::Device(unified) => unified.run(|call| {
+            let (order, x, y) = (order.on(call)?, call.input(x)?, call.output(y)?);
+            device::permute(call.device(), dims, &order, x, y)
+        }),
+    }
 }
 
 /// dx of every token from dy of its rows, added to dx if `accumulate`.
 #[track_caller]
-pub fn permute_backward(
-    cpu: Cpu,
+pub fn permute_backward<'on>(
+    on: impl Into<On<'on>>,
     dims: &PermuteDims,
     order: &Order<'_>,
     dy: &[f32], // [T k, D]
@@ -90,13 +98,19 @@ pub fn permute_backward(
     dx: &mut [f32], // [T, D]
 ) {
     dims.check(order, ("dx", dx), ("dy", dy));
-    cpu::gather_sum(cpu, dims, order, dy, None, accumulate, dx);
+    match on.into() {
+        On::Cpu(cpu) => cpu::gather_sum(cpu, dims, order, dy, None, accumulate, dx),
+        On::Device(unified) => unified.run(|call| {
+            let (order, dy, dx) = (order.on(call)?, call.input(dy)?, call.output(dx)?);
+            device::permute_backward(call.device(), dims, &order, dy, accumulate, dx)
+        }),
+    }
 }
 
 /// The weighted sum of every token's rows, added to out if `accumulate` (the residual stream).
 #[track_caller]
-pub fn unpermute(
-    cpu: Cpu,
+pub fn unpermute<'on>(
+    on: impl Into<On<'on>>,
     dims: &PermuteDims,
     order: &Order<'_>,
     y: &[f32],       // [T k, D]
@@ -106,14 +120,21 @@ pub fn unpermute(
 ) {
     dims.check(order, ("out", out), ("y", y));
     check::len("weights", weights, dims.rows());
-    cpu::gather_sum(cpu, dims, order, y, Some(weights), accumulate, out);
+    match on.into() {
+        On::Cpu(cpu) => cpu::gather_sum(cpu, dims, order, y, Some(weights), accumulate, out),
+        On::Device(unified) => unified.run(|call| {
+            let (order, y, out) = (order.on(call)?, call.input(y)?, call.output(out)?);
+            let weights = call.input(weights)?;
+            device::unpermute(call.device(), dims, &order, y, weights, accumulate, out)
+        }),
+    }
 }
 
 /// Overwrites dy and d_weights.
 #[track_caller]
 #[allow(clippy::too_many_arguments)] // the operands of one fused op
-pub fn unpermute_backward(
-    cpu: Cpu,
+pub fn unpermute_backward<'on>(
+    on: impl Into<On<'on>>,
     dims: &PermuteDims,
     order: &Order<'_>,
     dout: &[f32],          // [T, D]
@@ -126,7 +147,26 @@ pub fn unpermute_backward(
     check::len("dy", dy, y.len());
     check::len("weights", weights, dims.rows());
     check::len("d_weights", d_weights, dims.rows());
-    cpu::unpermute_backward(cpu, dims, order, (dout, y, weights), (dy, d_weights));
+    match on.into() {
+        On::Cpu(cpu) => {
+            cpu::unpermute_backward(cpu, dims, order, (dout, y, weights), (dy, d_weights));
+        }
+        On::Device(unified) => unified.run(|call| {
+            let (order, dout, y) = (order.on(call)?, call.input(dout)?, call.input(y)?);
+            let weights = call.input(weights)?;
+            let (dy, d_weights) = (call.output(dy)?, call.output(d_weights)?);
+            device::unpermute_backward(call.device(), dims, &order, dout, y, weights, dy, d_weights)
+        }),
+    }
+}
+
+impl<'a> Order<'a> {
+    fn on(&self, call: &mut Call<'_, 'a>) -> Result<device::Order<'a>, CudaError> {
+        Ok(device::Order {
+            slots: call.input(self.slots)?,
+            rows: call.input(self.rows)?,
+        })
+    }
 }
 
 impl PermuteDims {

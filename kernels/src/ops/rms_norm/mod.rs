@@ -14,7 +14,8 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::{Cpu, Rows, RowsMut, check};
+use crate::cuda::ops::rms_norm as device;
+use crate::{On, Rows, RowsMut, check};
 
 /// Shape of the norm.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,8 +54,8 @@ impl RmsNormDims {
 
 /// y = norm(x) w; fills inv_rms.
 #[track_caller]
-pub fn forward(
-    cpu: Cpu,
+pub fn forward<'on>(
+    on: impl Into<On<'on>>,
     dims: &RmsNormDims,
     x: Rows<'_>,         // [T, groups * width]
     weight: &[f32],      // [width]
@@ -65,14 +66,21 @@ pub fn forward(
     check_rows(dims, "y", y.rows(), y.width());
     check::len("weight", weight, dims.width);
     check::len("inv_rms", inv_rms, dims.rows());
-    cpu::forward(cpu, dims, x, weight, y, inv_rms);
+    match on.into() {
+        On::Cpu(cpu) => cpu::forward(cpu, dims, x, weight, y, inv_rms),
+        On::Device(unified) => unified.run(|call| {
+            let (x, weight) = (call.rows(x)?, call.input(weight)?);
+            let (y, inv_rms) = (call.rows_mut(y)?, call.output(inv_rms)?);
+            device::forward(call.device(), dims, x, weight, y, inv_rms)
+        }),
+    }
 }
 
 /// y = x inv_rms w with the inv_rms of an earlier [`forward`] or [`forward_residual`]: the y of that call, bit
 /// for bit, for a caller that did not keep it.
 #[track_caller]
-pub fn apply(
-    cpu: Cpu,
+pub fn apply<'on>(
+    on: impl Into<On<'on>>,
     dims: &RmsNormDims,
     x: Rows<'_>,     // [T, groups * width]
     weight: &[f32],  // [width]
@@ -83,14 +91,21 @@ pub fn apply(
     check_rows(dims, "y", y.rows(), y.width());
     check::len("weight", weight, dims.width);
     check::len("inv_rms", inv_rms, dims.rows());
-    cpu::apply(cpu, dims, x, weight, inv_rms, &y);
+    match on.into() {
+        On::Cpu(cpu) => cpu::apply(cpu, dims, x, weight, inv_rms, &y),
+        On::Device(unified) => unified.run(|call| {
+            let (x, weight) = (call.rows(x)?, call.input(weight)?);
+            let (inv_rms, y) = (call.input(inv_rms)?, call.rows_mut(y)?);
+            device::apply(call.device(), dims, x, weight, inv_rms, y)
+        }),
+    }
 }
 
 /// h = x + residual; y = norm(h) w; fills inv_rms. All contiguous, one group.
 #[track_caller]
 #[allow(clippy::too_many_arguments)] // the operands of one fused op
-pub fn forward_residual(
-    cpu: Cpu,
+pub fn forward_residual<'on>(
+    on: impl Into<On<'on>>,
     dims: &RmsNormDims,
     x: &[f32],           // [T, D]
     residual: &[f32],    // [T, D]
@@ -107,7 +122,17 @@ pub fn forward_residual(
     check::len("y", y, len);
     check::len("weight", weight, dims.width);
     check::len("inv_rms", inv_rms, dims.tokens);
-    cpu::forward_residual(cpu, dims, (x, residual), weight, (h, y), inv_rms);
+    match on.into() {
+        On::Cpu(cpu) => {
+            cpu::forward_residual(cpu, dims, (x, residual), weight, (h, y), inv_rms);
+        }
+        On::Device(unified) => unified.run(|call| {
+            let (x, residual, weight) =
+                (call.input(x)?, call.input(residual)?, call.input(weight)?);
+            let (h, y, inv_rms) = (call.output(h)?, call.output(y)?, call.output(inv_rms)?);
+            device::forward_residual(call.device(), dims, x, residual, weight, h, y, inv_rms)
+        }),
+    }
 }
 
 /// dx and dw from dy, the x (or h) and inv_rms of the forward pass.
@@ -115,8 +140,8 @@ pub fn forward_residual(
 /// `accumulate_dx` adds to dx (the gradient that the residual stream brings), `accumulate_dw` to dw.
 #[track_caller]
 #[allow(clippy::too_many_arguments)] // the operands of one fused op
-pub fn backward(
-    cpu: Cpu,
+pub fn backward<'on>(
+    on: impl Into<On<'on>>,
     dims: &RmsNormDims,
     dy: Rows<'_>,    // [T, groups * width]
     x: Rows<'_>,     // [T, groups * width]
@@ -133,8 +158,22 @@ pub fn backward(
     check::len("weight", weight, dims.width);
     check::len("dweight", dweight, dims.width);
     check::len("inv_rms", inv_rms, dims.rows());
-    cpu::backward_weight(cpu, dims, dy, x, inv_rms, accumulate_dw, dweight);
-    cpu::backward_input(cpu, dims, (dy, x), weight, inv_rms, accumulate_dx, dx);
+    match on.into() {
+        On::Cpu(cpu) => {
+            cpu::backward_weight(cpu, dims, dy, x, inv_rms, accumulate_dw, dweight);
+            cpu::backward_input(cpu, dims, (dy, x), weight, inv_rms, accumulate_dx, dx);
+        }
+        On::Device(unified) => unified.run(|call| {
+            let (dy, x) = (call.rows(dy)?, call.rows(x)?);
+            let (weight, inv_rms) = (call.input(weight)?, call.input(inv_rms)?);
+            let (dx, dweight) = (call.rows_mut(dx)?, call.output(dweight)?);
+            let (add_dx, add_dw) = (accumulate_dx, accumulate_dw);
+            let device = call.device();
+            device::backward(
+                device, dims, dy, x, weight, inv_rms, add_dx, dx, add_dw, dweight,
+            )
+        }),
+    }
 }
 
 #[track_caller]

@@ -16,7 +16,8 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::{Cpu, RowsMut, check};
+use crate::cuda::ops::rope as device;
+use crate::{On, RowsMut, check};
 
 /// Shape of the rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,8 +56,8 @@ pub fn fill_tables(inv_freq: &[f64], factor: f64, cos: &mut [f32], sin: &mut [f3
 /// # Panics
 /// If a position is not below the rows of the tables, or E is odd.
 #[track_caller]
-pub fn forward(
-    cpu: Cpu,
+pub fn forward<'on>(
+    on: impl Into<On<'on>>,
     dims: &RopeDims,
     positions: &[u32], // [T]
     cos: &[f32],       // [positions, E/2]
@@ -64,7 +65,14 @@ pub fn forward(
     x: RowsMut<'_>,    // [T, heads * E]
 ) {
     check_all(dims, positions, cos, sin, &x);
-    cpu::rotate(cpu, dims, positions, (cos, sin), 1.0, x);
+    match on.into() {
+        On::Cpu(cpu) => cpu::rotate(cpu, dims, positions, (cos, sin), 1.0, x),
+        On::Device(unified) => unified.run(|call| {
+            let (positions, x) = (call.input(positions)?, call.rows_mut(x)?);
+            let (cos, sin) = (call.input(cos)?, call.input(sin)?);
+            device::forward(call.device(), dims, positions, cos, sin, x)
+        }),
+    }
 }
 
 /// Turns the gradient of the rotated x into that of x, in place.
@@ -72,8 +80,8 @@ pub fn forward(
 /// # Panics
 /// As [`forward`].
 #[track_caller]
-pub fn backward(
-    cpu: Cpu,
+pub fn backward<'on>(
+    on: impl Into<On<'on>>,
     dims: &RopeDims,
     positions: &[u32], // [T]
     cos: &[f32],       // [positions, E/2]
@@ -81,7 +89,14 @@ pub fn backward(
     dx: RowsMut<'_>,   // [T, heads * E]
 ) {
     check_all(dims, positions, cos, sin, &dx);
-    cpu::rotate(cpu, dims, positions, (cos, sin), -1.0, dx);
+    match on.into() {
+        On::Cpu(cpu) => cpu::rotate(cpu, dims, positions, (cos, sin), -1.0, dx),
+        On::Device(unified) => unified.run(|call| {
+            let (positions, dx) = (call.input(positions)?, call.rows_mut(dx)?);
+            let (cos, sin) = (call.input(cos)?, call.input(sin)?);
+            device::backward(call.device(), dims, positions, cos, sin, dx)
+        }),
+    }
 }
 
 #[track_caller]

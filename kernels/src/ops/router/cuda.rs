@@ -6,8 +6,8 @@ use crate::cuda::source::ROUTER as MODULE;
 use crate::cuda::{Arg, CudaError, Device, Element, View, ViewMut, count};
 use crate::ops::router::RouterDims;
 
-/// The kernels keep a bit for each of a lane's experts.
-const MOST_EXPERTS: usize = 1024;
+/// Experts at most: the kernels keep a bit for each of a lane's.
+pub const MOST_EXPERTS: usize = 1024;
 const THREADS: u32 = 128;
 const TOKENS_A_BLOCK: u32 = THREADS / 32;
 

@@ -5,7 +5,7 @@ use pulp::Simd;
 use crate::simd::exp_below_88;
 
 /// f32 or f64: the type of a router's logits, and of the arithmetic on them.
-pub trait Float: sealed::Arithmetic {}
+pub trait Float: sealed::Arithmetic + crate::cuda::ops::router::Float {}
 
 impl Float for f32 {}
 impl Float for f64 {}

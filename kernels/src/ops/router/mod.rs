@@ -30,7 +30,8 @@ mod tests;
 pub use float::Float;
 pub use project::{project_f64, project_f64_backward};
 
-use crate::{Cpu, check};
+use crate::cuda::ops::router as device;
+use crate::{On, check};
 
 /// Shape of the logits and rule of choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +64,8 @@ pub struct Routing<'a, F> {
 /// # Panics
 /// If k is 0 or above X.
 #[track_caller]
-pub fn forward<F: Float>(
-    cpu: Cpu,
+pub fn forward<'on, F: Float>(
+    on: impl Into<On<'on>>,
     dims: &RouterDims,
     logits: &[F],         // [T, X]
     bias: Option<&[f32]>, // [X]
@@ -79,7 +80,20 @@ pub fn forward<F: Float>(
     if let Some(bias) = bias {
         check::len("bias", bias, dims.experts);
     }
-    cpu::forward(cpu, dims, logits, bias, routing);
+    match on.into() {
+        On::Cpu(cpu) => cpu::forward(cpu, dims, logits, bias, routing),
+        On::Device(unified) => unified.run(|call| {
+            let logits = call.input(logits)?;
+            let bias = bias.map(|bias| call.input(bias)).transpose()?;
+            let routing = device::Routing {
+                probs: call.output(routing.probs)?,
+                lse: call.output(routing.lse)?,
+                experts: call.output(routing.experts)?,
+                weights: call.output(routing.weights)?,
+            };
+            device::forward(call.device(), dims, logits, bias, routing)
+        }),
+    }
 }
 
 /// What [`forward`] left, and the derivatives of the loss that arrive.
@@ -104,8 +118,8 @@ pub struct Derivatives<'a, F> {
 /// # Panics
 /// As [`forward`], and if a chosen expert is not below X.
 #[track_caller]
-pub fn backward<F: Float>(
-    cpu: Cpu,
+pub fn backward<'on, F: Float>(
+    on: impl Into<On<'on>>,
     dims: &RouterDims,
     derivatives: &Derivatives<'_, F>,
     dlogits: &mut [F], // [T, X]
@@ -122,7 +136,21 @@ pub fn backward<F: Float>(
         check::len("d_lse", d_lse, dims.tokens);
     }
     check_experts(dims, derivatives.experts);
-    cpu::backward(cpu, dims, derivatives, dlogits);
+    match on.into() {
+        On::Cpu(cpu) => cpu::backward(cpu, dims, derivatives, dlogits),
+        On::Device(unified) => unified.run(|call| {
+            let derivatives = device::Derivatives {
+                probs: call.input(derivatives.probs)?,
+                experts: call.input(derivatives.experts)?,
+                weights: call.input(derivatives.weights)?,
+                d_weights: call.input(derivatives.d_weights)?,
+                d_probs: derivatives.d_probs.map(|d| call.input(d)).transpose()?,
+                d_lse: derivatives.d_lse.map(|d| call.input(d)).transpose()?,
+            };
+            let dlogits = call.output(dlogits)?;
+            device::backward(call.device(), dims, &derivatives, dlogits)
+        }),
+    }
 }
 
 /// Adds, for some of the tokens, how many were sent to each expert and what p they gave it.

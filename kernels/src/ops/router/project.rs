@@ -3,17 +3,18 @@
 use pulp::Simd;
 
 use super::RouterDims;
+use crate::cuda::ops::router as device;
 use crate::rows::SharedMut;
 use crate::simd::{LANES, dot_f64};
-use crate::{Cpu, check};
+use crate::{Cpu, On, check};
 
 /// Tokens, or experts, below which a second thread does not pay.
 const STEP: usize = 16;
 
 /// logits = x W^T, with products and sums in f64.
 #[track_caller]
-pub fn project_f64(
-    cpu: Cpu,
+pub fn project_f64<'on>(
+    on: impl Into<On<'on>>,
     dims: &RouterDims,
     x: &[f32],          // [T, D]
     weight: &[f32],     // [X, D]
@@ -21,6 +22,23 @@ pub fn project_f64(
 ) {
     let width = width(dims, x, weight);
     check::len("logits", logits, dims.tokens * dims.experts);
+    match on.into() {
+        On::Cpu(cpu) => project(cpu, dims, width, x, weight, logits),
+        On::Device(unified) => unified.run(|call| {
+            let (x, weight, logits) = (call.input(x)?, call.input(weight)?, call.output(logits)?);
+            device::project_f64(call.device(), dims, x, weight, logits)
+        }),
+    }
+}
+
+fn project(
+    cpu: Cpu,
+    dims: &RouterDims,
+    width: usize,
+    x: &[f32],
+    weight: &[f32],
+    logits: &mut [f64],
+) {
     let logits = SharedMut::new(logits);
     cpu.for_ranges(dims.tokens, STEP, |tokens| {
         let all = tokens.start * dims.experts..tokens.end * dims.experts;
@@ -33,8 +51,8 @@ pub fn project_f64(
 
 /// Adds dlogits W to dx, and dlogits^T x to dweight if it is wanted: products and sums in f64.
 #[track_caller]
-pub fn project_f64_backward(
-    cpu: Cpu,
+pub fn project_f64_backward<'on>(
+    on: impl Into<On<'on>>,
     dims: &RouterDims,
     dlogits: &[f64],             // [T, X]
     x: &[f32],                   // [T, D]
@@ -45,6 +63,21 @@ pub fn project_f64_backward(
     let width = width(dims, x, weight);
     check::len("dlogits", dlogits, dims.tokens * dims.experts);
     check::len("dx", dx, x.len());
+    if let Some(dweight) = &dweight {
+        check::len("dweight", dweight, dims.experts * width);
+    }
+    let cpu = match on.into() {
+        On::Cpu(cpu) => cpu,
+        On::Device(unified) => {
+            return unified.run(|call| {
+                let (dlogits, x, weight) =
+                    (call.input(dlogits)?, call.input(x)?, call.input(weight)?);
+                let dx = call.output(dx)?;
+                let dweight = dweight.map(|dweight| call.output(dweight)).transpose()?;
+                device::project_f64_backward(call.device(), dims, dlogits, x, weight, dx, dweight)
+            });
+        }
+    };
     let by_token = Strided {
         data: dlogits,
         row: dims.experts,
@@ -52,7 +85,6 @@ pub fn project_f64_backward(
     };
     add_products(cpu, width, by_token, weight, dx);
     if let Some(dweight) = dweight {
-        check::len("dweight", dweight, dims.experts * width);
         let by_expert = Strided {
             data: dlogits,
             row: 1,

@@ -8,12 +8,13 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::{Cpu, Rows, RowsMut};
+use crate::cuda::ops::swiglu as device;
+use crate::{On, Rows, RowsMut};
 
 /// y = silu(gate) up.
 #[track_caller]
-pub fn forward(
-    cpu: Cpu,
+pub fn forward<'on>(
+    on: impl Into<On<'on>>,
     gate: Rows<'_>, // [T, F]
     up: Rows<'_>,   // [T, F]
     y: &mut [f32],  // [T, F]
@@ -21,13 +22,19 @@ pub fn forward(
     let (tokens, width) = (gate.rows(), gate.width());
     check_rows("up", (up.rows(), up.width()), (tokens, width));
     crate::check::len("y", y, tokens * width);
-    cpu::forward(cpu, gate, up, y);
+    match on.into() {
+        On::Cpu(cpu) => cpu::forward(cpu, gate, up, y),
+        On::Device(unified) => unified.run(|call| {
+            let (gate, up, y) = (call.rows(gate)?, call.rows(up)?, call.output(y)?);
+            device::forward(call.device(), gate, up, y)
+        }),
+    }
 }
 
 /// dgate and dup from dy and the inputs of the forward pass; both overwritten.
 #[track_caller]
-pub fn backward(
-    cpu: Cpu,
+pub fn backward<'on>(
+    on: impl Into<On<'on>>,
     dy: &[f32],         // [T, F]
     gate: Rows<'_>,     // [T, F]
     up: Rows<'_>,       // [T, F]
@@ -39,7 +46,14 @@ pub fn backward(
     check_rows("dgate", (dgate.rows(), dgate.width()), (tokens, width));
     check_rows("dup", (dup.rows(), dup.width()), (tokens, width));
     crate::check::len("dy", dy, tokens * width);
-    cpu::backward(cpu, dy, gate, up, dgate, dup);
+    match on.into() {
+        On::Cpu(cpu) => cpu::backward(cpu, dy, gate, up, dgate, dup),
+        On::Device(unified) => unified.run(|call| {
+            let (dy, gate, up) = (call.input(dy)?, call.rows(gate)?, call.rows(up)?);
+            let (dgate, dup) = (call.rows_mut(dgate)?, call.rows_mut(dup)?);
+            device::backward(call.device(), dy, gate, up, dgate, dup)
+        }),
+    }
 }
 
 #[track_caller]
