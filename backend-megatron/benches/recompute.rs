@@ -1,11 +1,12 @@
-//! What each choice of recomputation keeps, beside the formulas of Korthikanti et al. 2022, and what it costs: CPU
-//! seconds of forward and backward over those without recomputation, in turn (A B A B), the median of the pairs.
+//! What each choice of recomputation and storage keeps, beside the formulas of Korthikanti et al. 2022, and what it
+//! costs: CPU seconds of forward and backward over those of keeping all, in turn (A B A B), the median of the pairs.
+//! Arguments: the number of pairs, and a part of a row's name to see only such rows.
 #![allow(missing_docs, reason = "a program")]
 
 use std::time::Duration;
 
 use drivetrain_core::{
-    Result,
+    DType, Result,
     batch::BatchTotals,
     config::RecomputeModule::{self, AttentionCore, MlpActivation, Norm},
     engine::{Engine, Guarded, WeightInit, build_engine},
@@ -18,11 +19,10 @@ use drivetrain_megatron::Megatron;
 #[path = "../tests/common/recompute.rs"]
 mod recompute;
 
-use recompute::{LAYERS, Quick, RANKS, batch, job, model, paper};
+use recompute::{Choice, LAYERS, Quick, RANKS, batch, job, model, paper};
 
-type Choice = (&'static str, &'static [RecomputeModule], usize);
-
-const CHOICES: [Choice; 7] = [
+/// What is computed again: modules, and layers as a whole.
+const AGAIN: [(&str, &[RecomputeModule], usize); 7] = [
     ("norms", &[Norm], 0),
     ("MLP activation", &[MlpActivation], 0),
     ("norms, MLP activation", &[Norm, MlpActivation], 0),
@@ -32,16 +32,16 @@ const CHOICES: [Choice; 7] = [
     ("all layers whole", &[], LAYERS),
 ];
 
-/// Bytes a layer with and without the choice, and the ratios of CPU seconds.
-fn measure((_, modules, full): Choice, pairs: usize) -> Result<(u64, u64, Vec<f64>)> {
+/// Bytes a layer of two choices, and the ratios of the second's CPU seconds to the first's.
+fn measure(choices: [Choice; 2], pairs: usize) -> Result<([u64; 2], Vec<f64>)> {
     let (source, batch) = (Quick(model()), batch());
     let totals = BatchTotals::count(&batch);
     let all = run_ranks(RANKS, Duration::from_secs(600), |world| {
-        let build = |modules, full| {
+        let build = |choice| {
             let init = WeightInit::Source(&source);
-            build_engine(&Megatron, &job(modules, full), world.clone(), init).map(|(e, _)| e)
+            build_engine(&Megatron, &job(choice), world.clone(), init).map(|(e, _)| e)
         };
-        let (mut plain, mut chosen) = (build(&[], 0)?, build(modules, full)?);
+        let (mut plain, mut chosen) = (build(choices[0])?, build(choices[1])?);
         let cost = |engine: &mut Guarded| -> Result<f64> {
             world.barrier()?;
             let began = process_cpu_seconds();
@@ -67,13 +67,16 @@ fn measure((_, modules, full): Choice, pairs: usize) -> Result<(u64, u64, Vec<f6
             }
         }
         let layer = |e: &Guarded| e.memory().saved_activations / LAYERS as u64;
-        Ok((layer(&plain), layer(&chosen), ratios))
+        Ok(([layer(&plain), layer(&chosen)], ratios))
     })?;
     Ok(all.into_iter().next().unwrap_or_default())
 }
 
 fn main() {
-    let pairs = std::env::args().skip(1).find_map(|a| a.parse().ok());
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let pairs = args.iter().find_map(|a| a.parse().ok());
+    let is_name = |a: &&String| !a.starts_with('-') && a.parse::<usize>().is_err();
+    let wanted = args.iter().find(is_name);
     let (paper, mib) = (paper(), f64::from(1 << 20));
     println!(
         "hidden 1024, 16 heads, ffn 2752, 1024 tokens, {LAYERS} layers, TP{RANKS} with sequence parallelism"
@@ -87,11 +90,6 @@ fn main() {
     ] {
         println!("  {what:30} {:6.2}", bytes / mib);
     }
-    println!("ours, f32:");
-    println!(
-        "  {:24} {:>6}  {:>10}  CPU time",
-        "computed again", "MiB", "to TP alone"
-    );
     let row = |what: &str, bytes: u64, cost: f64| {
         let bytes = bytes as f64;
         println!(
@@ -100,12 +98,41 @@ fn main() {
             bytes / paper.tensor
         );
     };
-    for (index, choice) in CHOICES.into_iter().enumerate() {
-        let (plain, kept, mut ratios) = measure(choice, pairs.unwrap_or(9)).expect("the job runs");
-        if index == 0 {
-            row("nothing", plain, 1.0);
-        }
+    let compare = |choices| {
+        let measured = measure(choices, pairs.unwrap_or(9));
+        let ([_, kept], mut ratios) = measured.expect("the job runs");
         ratios.sort_by(f64::total_cmp);
-        row(choice.0, kept, ratios[ratios.len() / 2]);
+        (kept, ratios[ratios.len() / 2])
+    };
+    let all = Choice {
+        modules: &[],
+        full_layers: 0,
+        saved: None,
+    };
+    for (name, saved) in [("f32", None), ("bf16", Some(DType::Bf16))] {
+        println!("ours, {name}:");
+        println!(
+            "  {:24} {:>6}  {:>10}  CPU time",
+            "computed again", "MiB", "to TP alone"
+        );
+        let plain = Choice { saved, ..all };
+        let nothing = "nothing (to f32's)";
+        let named =
+            |what: &str| wanted.is_none_or(|w| format!("{name} {what}").contains(w.as_str()));
+        if named(nothing) {
+            let (kept, cost) = compare([all, plain]);
+            row(nothing, kept, cost);
+        }
+        for (what, modules, full_layers) in AGAIN.into_iter().filter(|(what, ..)| named(what)) {
+            let (kept, cost) = compare([
+                plain,
+                Choice {
+                    modules,
+                    full_layers,
+                    saved,
+                },
+            ]);
+            row(what, kept, cost);
+        }
     }
 }

@@ -37,6 +37,7 @@ impl Backend for Megatron {
                 Family::Qwen3Moe,
             ]),
             compute: vec![DType::F32],
+            saved_activations: vec![DType::Bf16],
             reduce: vec![DType::F32],
             devices: device::kinds(),
             data_parallel: Some(DataParallel {

@@ -95,7 +95,10 @@ impl Chunk {
         let mut saved = Vec::with_capacity(self.blocks.len());
         for block in &self.blocks {
             let (y, kept) = block.forward(cx, params, x, tally)?;
-            saved.push(kept);
+            // Where nothing is trained there is no way back.
+            if cx.router.is_some() {
+                saved.push(kept);
+            }
             x = y;
         }
         Ok((x, saved))

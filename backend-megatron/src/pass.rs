@@ -107,6 +107,7 @@ impl<'a> Pass<'a> {
         mut self,
         schedule: &PipelineSchedule,
     ) -> Result<Result<ForwardBackwardReport>> {
+        self.means.workspace.begin_pass();
         for &action in &schedule.actions {
             self.act(action)?;
         }

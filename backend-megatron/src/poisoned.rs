@@ -11,6 +11,7 @@ use drivetrain_conformance::{
     train,
 };
 use drivetrain_core::{
+    DType,
     batch::{Batch, BatchTotals},
     config::{LoadBalancing, MoeConfig, ParallelConfig, RecomputeModule},
     engine::{Engine, ScoreRequest, StepOptions},
@@ -27,7 +28,7 @@ const MOE: MoeConfig = MoeConfig {
     z_loss_coefficient: 0.01,
     bias_update_rate: 0.0,
     frozen_router: false,
-    router_dtype: drivetrain_core::DType::F32,
+    router_dtype: DType::F32,
 };
 
 /// Gradients of the second of two steps, finite; the weights stay.
@@ -188,6 +189,15 @@ fn no_axis_reads_scratch_that_it_has_not_written() {
             }
             let found = gradients(&model, &start, &batch, layout);
             assert_same(&format!("{name} {layout:?}"), &found, &one);
+        }
+        // Rounded, they are within other bounds than those of layouts: here it counts that each is a number.
+        for layout in [mesh(1, 1, 1, 1), again(mesh(1, 2, 2, 1))] {
+            gradients(
+                &model,
+                &start,
+                &batch,
+                layout.saved_activations(DType::Bf16),
+            );
         }
     }
 }

@@ -21,7 +21,7 @@ fn engine_step(c: &mut Criterion) {
         for engine in ENGINES {
             group.bench_function(engine, |b| {
                 b.iter_custom(|steps| {
-                    let (_, costs) = run_steps(size, engine, RANKS, 1, steps as usize)
+                    let (_, costs) = run_steps(size, engine, RANKS, 1, &[], steps as usize)
                         .expect("the benchmark's job runs under both engines");
                     costs.iter().map(|c| c.0).sum()
                 });
@@ -29,7 +29,7 @@ fn engine_step(c: &mut Criterion) {
         }
         group.finish();
         for engine in ENGINES {
-            let cost = measure(size, engine, RANKS, 1, 1, 3).expect("as above");
+            let cost = measure(size, engine, RANKS, 1, &[], 1, 3).expect("as above");
             println!(
                 "{:8} {engine:9} {:.3} CPU s/step, {:.0}% of one core's GEMM rate a core",
                 size.name,

@@ -9,7 +9,7 @@ use std::{
 use drivetrain::{
     backend,
     core::{
-        DType, Result,
+        Error, ErrorKind, Result,
         batch::{Batch, BatchBuilder, BatchTotals},
         config::{JobConfig, JobSpec},
         engine::{Engine, StepOptions, WeightInit, build_engine},
@@ -21,7 +21,7 @@ use drivetrain::{
     },
 };
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// A model and the lengths of the sequences of one step. A sequence of n scored tokens has n + 1 tokens.
 #[derive(Debug, Clone, Copy)]
@@ -77,6 +77,9 @@ pub const SIZES: [Size; 3] = [
 pub struct StepCost {
     /// Engine.
     pub backend: String,
+    /// Settings beside the size's own.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub mode: String,
     /// Size.
     pub size: String,
     /// Ranks.
@@ -103,8 +106,17 @@ impl Size {
         SIZES.into_iter().find(|s| s.name == name)
     }
 
-    /// The job: f32, AdamW, clipping at 1, NLL over all tokens.
-    pub fn job(&self, backend: &str, ranks: usize, threads: usize) -> Result<JobSpec> {
+    /// The job: f32, AdamW, clipping at 1, NLL over all tokens, and `sets`: `key.path=value` each.
+    ///
+    /// # Errors
+    /// `Config` for settings that no job has.
+    pub fn job(
+        &self,
+        backend: &str,
+        ranks: usize,
+        threads: usize,
+        sets: &[String],
+    ) -> Result<JobSpec> {
         let longest = self.scored.iter().max().copied().unwrap_or(1) + 1;
         let model = ModelSpec::from_hf_config(
             &json!({
@@ -124,7 +136,7 @@ impl Size {
             .to_string(),
             "benchmark".as_ref(),
         )?;
-        let config: JobConfig = serde_json::from_value(json!({
+        let mut config = json!({
             "model": "benchmark",
             "backend": backend,
             "from_scratch": true,
@@ -134,16 +146,14 @@ impl Size {
             "batch": { "global_batch_size": self.scored.len() },
             "optimizer": { "learning_rate": 3e-4, "weight_decay": 0.1 },
             "parallel": { "data_parallel_size": ranks, "threads_per_rank": threads },
-        }))
-        .map_err(|cause| {
-            drivetrain::core::Error::new(
-                drivetrain::core::ErrorKind::Defect,
-                "make_job",
-                "the benchmark's job is not a job",
-            )
-            .caused_by(cause)
+        });
+        sets.iter().try_for_each(|text| set(&mut config, text))?;
+        let config: JobConfig = serde_json::from_value(config).map_err(|cause| {
+            let message = "the benchmark's settings make no job";
+            Error::new(ErrorKind::Config, "make_job", message)
+                .with("settings", sets.join(" "))
+                .caused_by(cause)
         })?;
-        debug_assert_eq!(config.precision.compute, DType::F32);
         Ok(JobSpec { config, model })
     }
 
@@ -166,6 +176,24 @@ impl Size {
     }
 }
 
+/// Writes `key.path=value` into a job; what is not JSON is text.
+fn set(config: &mut Value, text: &str) -> Result<()> {
+    let found = text.split_once('=').filter(|(path, _)| !path.is_empty());
+    let Some((path, value)) = found else {
+        let message = "a setting without a key and `=`: write `--set key.path=value`";
+        return Err(Error::new(ErrorKind::Config, "make_job", message).with("found", text));
+    };
+    let mut at = config;
+    for key in path.split('.') {
+        if !at.is_object() {
+            *at = json!({});
+        }
+        at = &mut at[key];
+    }
+    *at = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+    Ok(())
+}
+
 /// Runs steps of an engine on thread ranks; `each` gets the wall time and CPU seconds of every step on rank 0.
 /// Steps begin and end together over the ranks.
 ///
@@ -176,10 +204,11 @@ pub fn run_steps(
     backend_name: &str,
     ranks: usize,
     threads: usize,
+    sets: &[String],
     steps: usize,
 ) -> Result<(f64, Vec<(Duration, f64)>)> {
     let backend = backend(backend_name)?;
-    let job = size.job(backend_name, ranks, threads)?;
+    let job = size.job(backend_name, ranks, threads, sets)?;
     let batch = size.batch()?;
     let totals = BatchTotals::count(&batch);
     let objective = Nll::default();
@@ -215,17 +244,19 @@ pub fn measure(
     backend: &str,
     ranks: usize,
     threads: usize,
+    sets: &[String],
     warmup: usize,
     steps: usize,
 ) -> Result<StepCost> {
     let core = drivetrain::kernels::measure_peak_flops(1);
-    let (loss, costs) = run_steps(size, backend, ranks, threads, warmup + steps)?;
+    let (loss, costs) = run_steps(size, backend, ranks, threads, sets, warmup + steps)?;
     let timed = &costs[warmup..];
     let cpu = median(timed.iter().map(|c| c.1));
-    let job = size.job(backend, ranks, threads)?;
+    let job = size.job(backend, ranks, threads, sets)?;
     let flops = job.model.train_flops(&size.batch()?.lengths());
     Ok(StepCost {
         backend: backend.to_owned(),
+        mode: sets.join(" "),
         size: size.name.to_owned(),
         ranks,
         threads,

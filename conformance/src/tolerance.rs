@@ -6,6 +6,8 @@
 //! | golden gradients | `2e-6` of each tensor's largest magnitude; a layer's experts are parts of two tensors, as transformers holds them | given; transformers' f32 run: 3e-7 absolute |
 //! | log-probs | `u sqrt(path)` of the largest magnitude, at least 1, and `u sqrt(V)` | rounding errors add like a random walk along the chain of dot products (Higham and Mary 2019); the sum over the vocabulary is of positive terms, and the logarithm turns its relative error into an absolute one |
 //! | gradients | `u sqrt(3 (path + V)) sqrt(2 ln N)` of the largest magnitude in the tensor's layer | forward, backward and the product that makes the gradient; the worst of N elements, all parameters', is that many standard deviations out; rounding is relative to what flows through the layer, of which a tensor's own gradient may be a small difference (softmax's backward subtracts: q and k of a sequence of one scored token get exactly 0) |
+//! | gradients where activations are saved in a shorter dtype | that, and `v sqrt(kept) sqrt(2 ln N)` of the same magnitude | arithmetic and forward are as before; each kept value is rounded once, by `v` of itself at most, each its own way; a sum of products of rounded factors is off by as much as one of them, however long it is; `kept` factors are in series |
+//! | such a gradient's length along the exact one, over its length | `v sqrt(kept / scored)` | rounding to nearest is up as often as down, so that what the tokens make of it averages out; cutting off would shrink every factor by 0.7 `v` on average |
 //! | entropy | log-probs' times `ln V` | `dH = -sum p (log p + H) d logit`, and `log p + H` averages below `ln V` |
 //! | nearest choice of experts | 4 times a log-prob's, at least | a choice changes where two router logits cross, each of which is off as those of the head are, to which they are on the way; relative to the largest of its token; 4 for "far" |
 //! | router losses | twice a log-prob's of the loss, or of its root for the z-loss, a square | softmax values are off by up to twice a logit's error, relative |
@@ -15,7 +17,9 @@
 //! | layouts of one engine | gradients `1e-5` relative | given |
 //! | same engine, same layout | equal bits | determinism |
 //!
-//! `u` is the unit roundoff of the compute dtype; `path` is the sum of the lengths of the dot products in
+//! `u` is the unit roundoff of the compute dtype, `v` that of saved activations; `kept` is the number of activations
+//! that a gradient meets one after the other on its way from the logits to the tokens, `scored` the number of scored
+//! tokens; `path` is the sum of the lengths of the dot products in
 //! series from the tokens to a logit, `V` the vocabulary's size.
 
 use drivetrain_core::{
@@ -83,6 +87,16 @@ impl Tolerances {
             by_layer: true,
             // Masters have at least f32.
             weight_step: 2.0 * u.min(unit_roundoff(DType::F32)),
+        }
+    }
+
+    /// The same for an engine that keeps activations for backward in `dtype`.
+    #[must_use]
+    pub fn saved_in(self, dtype: DType, model: &ModelSpec) -> Self {
+        let rounding = unit_roundoff(dtype) * (kept(model) as f64).sqrt();
+        Self {
+            gradient: self.gradient + rounding * worst_of(model.num_parameters()),
+            ..self
         }
     }
 
@@ -206,6 +220,27 @@ fn path(model: &ModelSpec, longest: usize) -> usize {
         norms + attention + feed_forward
     });
     layers.sum::<usize>() + 2 * d
+}
+
+/// Activations that a gradient meets one after the other from the logits to the tokens.
+fn kept(model: &ModelSpec) -> usize {
+    let layers = model.layers.iter().map(|layer| {
+        // The stream and its norm; q, k and v, normed too or not; what attention makes.
+        let attention = 2 + 3 + if model.qk_norm { 2 } else { 0 } + 1;
+        // The stream and its norm; gate, up and their product; what comes to experts and what they make.
+        let feed_forward = match layer.mlp {
+            MlpSpec::Dense { .. } => 2 + 3,
+            MlpSpec::Moe => 2 + 3 + 2,
+        };
+        attention + feed_forward
+    });
+    layers.sum()
+}
+
+/// How far from 1 the length along the exact gradient may be, over its length, of a gradient over `scored` tokens, where
+/// activations are kept in `dtype`.
+pub fn along(dtype: DType, model: &ModelSpec, scored: usize) -> f64 {
+    unit_roundoff(dtype) * (kept(model) as f64 / scored.max(1) as f64).sqrt()
 }
 
 /// One optimizer step of the oracle, as far as a weight's way through it depends on it.

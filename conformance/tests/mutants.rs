@@ -11,7 +11,7 @@ use drivetrain_core::engine::Backend;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Each defect with the case that is there to find it.
-const MUTANTS: [(Defect, &str); 56] = [
+const MUTANTS: [(Defect, &str); 58] = [
     (
         Defect::AttentionCrossesSequences,
         "awkward/dense/scores_do_not_depend_on_neighbours",
@@ -128,6 +128,11 @@ const MUTANTS: [(Defect, &str); 56] = [
     (Defect::PeersAdded, "layouts/dense/tp2_all"),
     (Defect::ReplicatedCountedTwice, "layouts/dense/tp2_all"),
     (Defect::TiedCountedTwice, "layouts/tied/pp2_all"),
+    (
+        Defect::SavedTruncated,
+        "saved_activations/long_llama/ranks1",
+    ),
+    (Defect::SavedChangesLoss, "saved_activations/dense/ranks1"),
     (Defect::LossOnOnePeer, "layouts/dense/cp2_all"),
     (Defect::OutputsOnOnePeer, "uneven/tp2_dp2/seven_evaluated"),
     (Defect::PeerKeepsNorms, "layouts/mixtral/ep2_tp2_all"),

@@ -16,7 +16,7 @@ use drivetrain_kernels::{
 };
 
 use super::{
-    Context, Recompute,
+    Context, Keep, Kept,
     head_norms::{HeadNorms, SavedHeadNorms},
     linear::Linear,
     planned,
@@ -36,7 +36,7 @@ pub(super) struct Attention {
     pub(super) head_norms: Option<HeadNorms>,
     pub(super) heads: Heads,
     pub(super) window: Option<usize>,
-    pub(super) recompute: Recompute,
+    pub(super) keep: Keep,
 }
 
 /// H, K and E.
@@ -50,15 +50,25 @@ pub(super) struct Heads {
 /// What backward needs beside the input; what is `None` is computed again.
 #[derive(Debug)]
 pub(super) struct SavedAttention {
-    qkv: Buffer, // [T, (H + 2K) E]; q and k are rotated unless they are normalised
-    normed: Option<SavedHeadNorms>,
-    core: Option<SavedCore>,
+    qkv: Kept, // [T, (H + 2K) E]; q and k are rotated unless they are normalised
+    normed: Option<SavedHeadNorms<Kept>>,
+    core: Option<SavedCore<Kept>>,
 }
 
 #[derive(Debug)]
-struct SavedCore {
-    out: Buffer, // [T, H E]
+struct SavedCore<A = Buffer> {
+    out: A,      // [T, H E]
     lse: Buffer, // [T, H]
+}
+
+impl<A> SavedCore<A> {
+    /// With the output held otherwise.
+    fn map<B>(self, hold: impl FnOnce(A) -> B) -> SavedCore<B> {
+        SavedCore {
+            out: hold(self.out),
+            lse: self.lse,
+        }
+    }
 }
 
 impl Heads {
@@ -90,7 +100,7 @@ impl Attention {
         spec: &ModelSpec,
         index: usize,
         tensor: TensorShape,
-        recompute: Recompute,
+        keep: Keep,
         layout: &mut LayoutBuilder,
     ) -> Result<Self> {
         let name = |part: &str| format!("model.layers.{index}.self_attn.{part}");
@@ -135,7 +145,7 @@ impl Attention {
             head_norms,
             heads,
             window: spec.layers[index].sliding_window,
-            recompute,
+            keep,
         })
     }
 
@@ -158,12 +168,16 @@ impl Attention {
             rotate(cx, self.heads, rope::forward, q, k);
         }
         let core = self.core(cx, &qkv, normed.as_ref())?;
+        let keep = |x| self.keep.keep(cx, x);
+        let kept = |module| !self.keep.drops(module);
+        let normed = normed.filter(|_| kept(RecomputeModule::Norm));
+        let (qkv, normed) = (keep(qkv), normed.map(|n| n.map(keep)));
         self.out.row_forward_add(cx, params, &core.out, residual)?;
-        let keep = |module| !self.recompute.has(module);
+        let core = Some(core).filter(|_| kept(RecomputeModule::AttentionCore));
         Ok(SavedAttention {
             qkv,
-            normed: normed.filter(|_| keep(RecomputeModule::Norm)),
-            core: Some(core).filter(|_| keep(RecomputeModule::AttentionCore)),
+            normed,
+            core: core.map(|c| c.map(keep)),
         })
     }
 
@@ -182,9 +196,13 @@ impl Attention {
     ) -> Result<Buffer> {
         let (t, h) = (cx.packed.num_tokens(), self.heads);
         let SavedAttention { qkv, normed, core } = saved;
-        let normed = normed.or_else(|| self.normed(cx, params, &qkv));
+        let qkv = qkv.widen(cx);
+        let normed = match normed {
+            Some(normed) => Some(normed.map(|qk| qk.widen(cx))),
+            None => self.normed(cx, params, &qkv),
+        };
         let core = match core {
-            Some(core) => core,
+            Some(core) => core.map(|out| out.widen(cx)),
             None => self.core(cx, &qkv, normed.as_ref())?,
         };
         let dout = self.out.row_backward(cx, params, grads, dy, &core.out)?;
@@ -267,12 +285,13 @@ impl Attention {
     /// Its operations over one sequence of `tokens` tokens.
     pub(super) fn plan(&self, module: &str, tokens: usize) -> Vec<PlannedOp> {
         let h = self.heads;
-        let kept = |module, elements| match self.recompute.has(module) {
+        // Beside activations, a number in f32 for each of these.
+        let kept = |module, elements, numbers| match self.keep.drops(module) {
             true => 0,
-            false => elements,
+            false => self.keep.bytes(elements) + numbers * size_of::<f32>(),
         };
         let mut qkv = self.qkv.plan(format!("{module}.qkv_proj"), tokens);
-        qkv.saved_bytes = (tokens * h.qkv() * size_of::<f32>()) as u64;
+        qkv.saved_bytes = self.keep.bytes(tokens * h.qkv()) as u64;
         let mut ops = vec![qkv];
         if self.head_norms.is_some() {
             let rows = tokens * (h.heads + h.kv_heads);
@@ -280,7 +299,7 @@ impl Attention {
                 "rms_norm",
                 format!("{module}.qk_norm"),
                 [rows, h.head_dim, 1],
-                kept(RecomputeModule::Norm, rows * (h.head_dim + 1)),
+                kept(RecomputeModule::Norm, rows * h.head_dim, rows),
             ));
         }
         let rotated = h.heads + h.kv_heads;
@@ -290,12 +309,12 @@ impl Attention {
             [tokens, rotated, h.head_dim],
             0,
         ));
-        let core = tokens * (h.q() + h.heads);
+        let (core, lse) = (tokens * h.q(), tokens * h.heads);
         ops.push(planned(
             "attention",
             format!("{module}.core"),
             [tokens, tokens, h.q()],
-            kept(RecomputeModule::AttentionCore, core),
+            kept(RecomputeModule::AttentionCore, core, lse),
         ));
         ops.push(self.out.plan(format!("{module}.o_proj"), tokens));
         ops

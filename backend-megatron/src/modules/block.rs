@@ -8,7 +8,7 @@ use drivetrain_core::{
 };
 
 use super::{
-    Context, Recompute, RouterTally,
+    Context, Keep, Kept, RouterTally,
     attention::{Attention, SavedAttention},
     mlp::{Mlp, SavedMlp},
     moe::{Moe, SavedMoe},
@@ -30,7 +30,7 @@ pub(crate) struct Block {
     pub(super) attention: Attention,
     pub(super) mlp_norm: Norm,
     pub(super) feed_forward: FeedForward,
-    pub(super) recompute: Recompute,
+    pub(super) keep: Keep,
 }
 
 /// The feed-forward part.
@@ -50,7 +50,7 @@ enum SavedFeedForward {
 #[derive(Debug)]
 pub(crate) enum SavedBlock {
     /// Its input [S, D] alone: all else is computed again.
-    Input(Buffer),
+    Input(Kept),
     /// What its modules keep.
     Parts(Box<Parts>),
 }
@@ -58,13 +58,13 @@ pub(crate) enum SavedBlock {
 /// What is `None` is computed again.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    x: Buffer, // [S, D], the block's input
+    x: Kept, // [S, D], the block's input
     input_norm: SavedNorm,
-    normed: Option<Buffer>, // [S, D], attention's input
+    normed: Option<Kept>, // [S, D], attention's input
     attention: SavedAttention,
-    middle: Buffer, // [S, D], the residual stream between the two parts
+    middle: Kept, // [S, D], the residual stream between the two parts
     mlp_norm: SavedNorm,
-    mlp_normed: Option<Buffer>, // [S, D], the feed-forward part's input
+    mlp_normed: Option<Kept>, // [S, D], the feed-forward part's input
     feed_forward: SavedFeedForward,
 }
 
@@ -80,18 +80,18 @@ impl Block {
         config: &JobConfig,
         layout: &mut LayoutBuilder,
     ) -> Result<Self> {
-        let (tensor, recompute) = (shape.tensor, Recompute::of_layer(&config.recompute, index));
+        let (tensor, keep) = (shape.tensor, Keep::of_layer(config, index));
         let bucket = layout.start_bucket();
         let name = |part: &str| format!("model.layers.{index}.{part}.weight");
-        let attention = Attention::new(spec, index, tensor, recompute.clone(), layout)?;
-        let again = recompute.clone();
+        let attention = Attention::new(spec, index, tensor, keep.clone(), layout)?;
+        let own = keep.clone();
         let feed_forward = match (spec.layers[index].mlp, spec.moe) {
             (MlpSpec::Dense { ffn_size }, _) => {
                 let size = (index, ffn_size);
-                FeedForward::Dense(Mlp::new(spec, size, tensor, again, layout)?)
+                FeedForward::Dense(Mlp::new(spec, size, tensor, own, layout)?)
             }
             (MlpSpec::Moe, Some(moe)) => {
-                let moe = Moe::new((spec, moe), index, shape.experts, (config, again), layout)?;
+                let moe = Moe::new((spec, moe), index, shape.experts, (config, own), layout)?;
                 FeedForward::Experts(Box::new(moe))
             }
             (MlpSpec::Moe, None) => {
@@ -107,7 +107,7 @@ impl Block {
             attention,
             mlp_norm: norm("post_attention_layernorm")?,
             feed_forward,
-            recompute,
+            keep,
         })
     }
 
@@ -124,7 +124,7 @@ impl Block {
     ) -> Result<(Buffer, SavedBlock)> {
         params.settle(self.bucket)?;
         let (y, parts) = self.parts(cx, params, x, tally)?;
-        let saved = match self.recompute.full {
+        let saved = match self.keep.full {
             true => SavedBlock::Input(parts.x),
             false => SavedBlock::Parts(Box::new(parts)),
         };
@@ -138,13 +138,13 @@ impl Block {
         x: Buffer,
         tally: &mut RouterTally,
     ) -> Result<(Buffer, Parts)> {
-        let again = self.recompute.has(RecomputeModule::Norm);
+        let module = RecomputeModule::Norm;
         let (normed, input_norm) = self.input_norm.forward(cx, params, &x);
-        let mut middle = cx.workspace.copy(&x);
+        let (x, mut middle) = self.keep.fork(cx, x);
         let attention = self.attention.forward(cx, params, &normed, &mut middle)?;
-        let normed = (!again).then_some(normed);
+        let normed = self.keep.keep_of(module, cx, normed);
         let (mlp_normed, mlp_norm) = self.mlp_norm.forward(cx, params, &middle);
-        let mut y = cx.workspace.copy(&middle);
+        let (middle, mut y) = self.keep.fork(cx, middle);
         let feed_forward = match &self.feed_forward {
             FeedForward::Dense(mlp) => {
                 SavedFeedForward::Dense(mlp.forward(cx, params, &mlp_normed, &mut y)?)
@@ -161,7 +161,7 @@ impl Block {
             attention,
             middle,
             mlp_norm,
-            mlp_normed: (!again).then_some(mlp_normed),
+            mlp_normed: self.keep.keep_of(module, cx, mlp_normed),
             feed_forward,
         };
         Ok((y, parts))
@@ -183,13 +183,14 @@ impl Block {
             SavedBlock::Parts(parts) => *parts,
             SavedBlock::Input(x) => {
                 let mut counted = cx.tally();
-                self.parts(cx, params, x, &mut counted)?.1
+                self.parts(cx, params, x.widen(cx), &mut counted)?.1
             }
         };
-        let middle = parts.middle;
-        let mlp_normed = parts
-            .mlp_normed
-            .unwrap_or_else(|| self.mlp_norm.again(cx, params, &parts.mlp_norm, &middle));
+        let middle = parts.middle.widen(cx);
+        let mlp_normed = match parts.mlp_normed {
+            Some(kept) => kept.widen(cx),
+            None => self.mlp_norm.again(cx, params, &parts.mlp_norm, &middle),
+        };
         let dnormed = match (&self.feed_forward, parts.feed_forward) {
             (FeedForward::Dense(mlp), SavedFeedForward::Dense(saved)) => {
                 mlp.backward(cx, params, grads, saved, dx, &mlp_normed)?
@@ -204,10 +205,11 @@ impl Block {
         self.mlp_norm
             .backward(cx, params, grads, saved, &dnormed, &middle, dx);
         drop((dnormed, middle));
-        let x = parts.x;
-        let normed = parts
-            .normed
-            .unwrap_or_else(|| self.input_norm.again(cx, params, &parts.input_norm, &x));
+        let x = parts.x.widen(cx);
+        let normed = match parts.normed {
+            Some(kept) => kept.widen(cx),
+            None => self.input_norm.again(cx, params, &parts.input_norm, &x),
+        };
         let dnormed = self
             .attention
             .backward(cx, params, grads, parts.attention, dx, &normed)?;
@@ -226,13 +228,14 @@ impl Block {
     /// Its operations over `tokens` tokens, of which `rows` rows of the residual stream.
     pub(crate) fn plan(&self, tokens: usize, rows: usize) -> Vec<PlannedOp> {
         let name = |module: &str| format!("layers.{}.{module}", self.index);
-        let residual = (rows * self.input_norm.width * size_of::<f32>()) as u64;
+        let residual = self.keep.bytes(rows * self.input_norm.width) as u64;
         let norm = |norm: &Norm, module| {
             let mut op = norm.plan(name(module), rows);
-            if self.recompute.has(RecomputeModule::Norm) {
-                op.saved_bytes = (rows * size_of::<f32>()) as u64;
-            }
+            // Its input, and its output.
             op.saved_bytes += residual;
+            if !self.keep.drops(RecomputeModule::Norm) {
+                op.saved_bytes += residual;
+            }
             op
         };
         let mut ops = vec![norm(&self.input_norm, "input_norm")];
@@ -242,7 +245,7 @@ impl Block {
             FeedForward::Dense(mlp) => ops.extend(mlp.plan(&name("mlp"), tokens)),
             FeedForward::Experts(moe) => ops.extend(moe.plan(&name("moe"), rows)),
         }
-        if self.recompute.full {
+        if self.keep.full {
             ops.iter_mut().for_each(|op| op.saved_bytes = 0);
             ops[0].saved_bytes = residual;
         }

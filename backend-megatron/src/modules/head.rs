@@ -217,9 +217,9 @@ impl Head {
     /// Its operations if every token is scored.
     pub(crate) fn plan(&self, tokens: usize) -> Vec<PlannedOp> {
         let (kept, words) = (self.chunks(tokens).count() == 1, self.ids.len());
-        let logits = tokens * words * usize::from(kept);
+        let logits = tokens * words * usize::from(kept) * size_of::<f32>();
         let mut norm = self.norm.plan("head.norm".to_owned(), tokens);
-        norm.saved_bytes += (tokens * self.norm.width * size_of::<f32>()) as u64;
+        norm.saved_bytes += (2 * tokens * self.norm.width * size_of::<f32>()) as u64;
         vec![
             norm,
             planned(
@@ -232,7 +232,7 @@ impl Head {
                 "cross_entropy",
                 "head.log_prob".to_owned(),
                 [tokens, words, 1],
-                2 * tokens,
+                tokens * size_of::<f64>(),
             ),
         ]
     }

@@ -24,10 +24,21 @@ pub(super) struct HeadNorms {
 
 /// What they make, and what backward needs beside their input.
 #[derive(Debug)]
-pub(super) struct SavedHeadNorms {
-    pub(super) qk: Buffer, // [T, (H + K) E]
-    q_inv_rms: Buffer,     // [T, H]
-    k_inv_rms: Buffer,     // [T, K]
+pub(super) struct SavedHeadNorms<A = Buffer> {
+    pub(super) qk: A,  // [T, (H + K) E]
+    q_inv_rms: Buffer, // [T, H]
+    k_inv_rms: Buffer, // [T, K]
+}
+
+impl<A> SavedHeadNorms<A> {
+    /// With q and k held otherwise.
+    pub(super) fn map<B>(self, hold: impl FnOnce(A) -> B) -> SavedHeadNorms<B> {
+        SavedHeadNorms {
+            qk: hold(self.qk),
+            q_inv_rms: self.q_inv_rms,
+            k_inv_rms: self.k_inv_rms,
+        }
+    }
 }
 
 impl HeadNorms {

@@ -3,7 +3,7 @@
 
 use drivetrain_core::{Result, config::RecomputeModule, model::ModelSpec, plan::PlannedOp};
 
-use super::{Context, Recompute, linear::Linear, planned, swiglu};
+use super::{Context, Keep, Kept, linear::Linear, planned, swiglu};
 use crate::{
     tensor_parallel::TensorShape,
     weights::{Buffers, LayoutBuilder, Sums},
@@ -15,14 +15,14 @@ use crate::{
 pub(super) struct Mlp {
     pub(super) gate_up: Linear,
     pub(super) down: Linear,
-    pub(super) recompute: Recompute,
+    pub(super) keep: Keep,
 }
 
 /// What backward needs beside the input; what is `None` is computed again.
 #[derive(Debug)]
 pub(super) struct SavedMlp {
-    gate_up: Buffer,            // [T, 2F]
-    activation: Option<Buffer>, // [T, F]
+    gate_up: Kept,            // [T, 2F]
+    activation: Option<Kept>, // [T, F]
 }
 
 impl Mlp {
@@ -34,7 +34,7 @@ impl Mlp {
         spec: &ModelSpec,
         (index, ffn_size): (usize, usize),
         tensor: TensorShape,
-        recompute: Recompute,
+        keep: Keep,
         layout: &mut LayoutBuilder,
     ) -> Result<Self> {
         let name = |part: &str| format!("model.layers.{index}.mlp.{part}_proj.weight");
@@ -50,7 +50,7 @@ impl Mlp {
         Ok(Self {
             gate_up: linear(&[&name("gate"), &name("up")], spec.hidden_size, 2 * own)?,
             down: linear(&[&name("down")], own, spec.hidden_size)?,
-            recompute,
+            keep,
         })
     }
 
@@ -67,12 +67,13 @@ impl Mlp {
     ) -> Result<SavedMlp> {
         let gate_up = self.gate_up.column_forward(cx, params, x)?;
         let activation = swiglu::forward(cx, &gate_up, self.down.inputs);
+        let gate_up = self.keep.keep(cx, gate_up);
         self.down
             .row_forward_add(cx, params, &activation, residual)?;
-        let again = self.recompute.has(RecomputeModule::MlpActivation);
+        let module = RecomputeModule::MlpActivation;
         Ok(SavedMlp {
             gate_up,
-            activation: (!again).then_some(activation),
+            activation: self.keep.keep_of(module, cx, activation),
         })
     }
 
@@ -94,7 +95,11 @@ impl Mlp {
             gate_up,
             activation,
         } = saved;
-        let activation = activation.unwrap_or_else(|| swiglu::forward(cx, &gate_up, f));
+        let gate_up = gate_up.widen(cx);
+        let activation = match activation {
+            Some(kept) => kept.widen(cx),
+            None => swiglu::forward(cx, &gate_up, f),
+        };
         let dactivation = self.down.row_backward(cx, params, grads, dy, &activation)?;
         drop(activation);
         let dgate_up = swiglu::backward(cx, &gate_up, &dactivation, f);
@@ -107,10 +112,10 @@ impl Mlp {
     pub(super) fn plan(&self, module: &str, tokens: usize) -> Vec<PlannedOp> {
         let f = self.down.inputs;
         let mut gate_up = self.gate_up.plan(format!("{module}.gate_up_proj"), tokens);
-        gate_up.saved_bytes = (tokens * 2 * f * size_of::<f32>()) as u64;
-        let kept = match self.recompute.has(RecomputeModule::MlpActivation) {
+        gate_up.saved_bytes = self.keep.bytes(tokens * 2 * f) as u64;
+        let kept = match self.keep.drops(RecomputeModule::MlpActivation) {
             true => 0,
-            false => tokens * f,
+            false => self.keep.bytes(tokens * f),
         };
         vec![
             gate_up,

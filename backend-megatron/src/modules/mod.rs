@@ -6,11 +6,11 @@ mod block;
 mod embedding;
 mod head;
 mod head_norms;
+mod keep;
 mod linear;
 mod mlp;
 mod moe;
 mod norm;
-mod recompute;
 mod router;
 mod swiglu;
 
@@ -19,7 +19,7 @@ pub(crate) use embedding::Embedding;
 pub(crate) use head::{Head, HeadGradients, HeadOutputs, HeadRequest, SavedHead};
 pub(crate) use router::{RouterGoal, RouterTally};
 
-use recompute::Recompute;
+use keep::{Keep, Kept};
 
 use std::{borrow::Cow, ops::Range};
 
@@ -155,13 +155,13 @@ impl RopeTables {
 }
 
 /// An operation for the plan.
-fn planned(kind: &str, module: String, [m, n, k]: [usize; 3], saved_elements: usize) -> PlannedOp {
+fn planned(kind: &str, module: String, [m, n, k]: [usize; 3], saved_bytes: usize) -> PlannedOp {
     PlannedOp {
         kind: kind.to_owned(),
         module,
         m,
         n,
         k,
-        saved_bytes: (saved_elements * size_of::<f32>()) as u64,
+        saved_bytes: saved_bytes as u64,
     }
 }

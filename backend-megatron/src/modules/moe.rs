@@ -16,7 +16,7 @@ use drivetrain_kernels::ops::{
 };
 
 use super::{
-    Context, Recompute, planned,
+    Context, Keep, Kept, planned,
     router::{Routed, Router, RouterTally},
     swiglu,
 };
@@ -35,7 +35,7 @@ pub(super) struct Moe {
     moe: MoeSpec,
     width: usize,
     ffn_size: usize,
-    recompute: Recompute,
+    keep: Keep,
 }
 
 /// What backward needs beside the input, of R rows that came to this rank's experts.
@@ -43,10 +43,10 @@ pub(super) struct Moe {
 pub(super) struct SavedMoe {
     routed: Routed,
     dispatch: Dispatch,
-    rows: Buffer,               // [R, D]
-    gate_up: Buffer,            // [R, 2F]
-    activation: Option<Buffer>, // [R, F]; `None` is computed again
-    results: Buffer,            // [M k, D], of this rank's own rows
+    rows: Kept,               // [R, D]
+    gate_up: Kept,            // [R, 2F]
+    activation: Option<Kept>, // [R, F]; `None` is computed again
+    results: Kept,            // [M k, D], of this rank's own rows
 }
 
 impl Moe {
@@ -58,7 +58,7 @@ impl Moe {
         (spec, moe): (&ModelSpec, MoeSpec),
         index: usize,
         shape: ExpertShape,
-        (config, recompute): (&JobConfig, Recompute),
+        (config, keep): (&JobConfig, Keep),
         layout: &mut LayoutBuilder,
     ) -> Result<Self> {
         let (part, names) = match spec.family {
@@ -86,7 +86,7 @@ impl Moe {
             moe,
             width: spec.hidden_size,
             ffn_size: shape.width(moe.ffn_size),
-            recompute,
+            keep,
         })
     }
 
@@ -123,8 +123,10 @@ impl Moe {
             weight,
             &mut gate_up,
         );
-        let activation = swiglu::forward(cx, &gate_up, self.ffn_size);
         let mut y = cx.workspace.take(rows.len());
+        let rows = self.keep.keep(cx, rows);
+        let activation = swiglu::forward(cx, &gate_up, self.ffn_size);
+        let gate_up = self.keep.keep(cx, gate_up);
         let weight = params.get(&self.down);
         grouped_gemm::forward(
             cx.cpu,
@@ -142,14 +144,14 @@ impl Moe {
             permute::unpermute(cx.cpu, &dims, &order, &results, weights, false, &mut out);
             elementwise::add_assign(cx.cpu, residual, &cx.join(&out, self.width)?);
         }
-        let again = self.recompute.has(RecomputeModule::MoeActivation);
+        let module = RecomputeModule::MoeActivation;
         Ok(SavedMoe {
             routed,
             dispatch,
             rows,
             gate_up,
-            activation: (!again).then_some(activation),
-            results,
+            activation: self.keep.keep_of(module, cx, activation),
+            results: self.keep.keep(cx, results),
         })
     }
 
@@ -176,6 +178,7 @@ impl Moe {
         } = saved;
         let (x, dy) = (cx.distinct(x, self.width), cx.distinct(dy, self.width));
         let (dims, order) = (self.permute_dims(x), dispatch.order());
+        let results = results.widen(cx);
         let mut dresults = cx.workspace.take(results.len());
         let mut d_weights = vec![0.0; routed.weights.len()];
         permute::unpermute_backward(
@@ -190,7 +193,11 @@ impl Moe {
         );
         drop(results);
         let dout = dispatch.scatter(cx, dresults)?;
-        let activation = activation.unwrap_or_else(|| swiglu::forward(cx, &gate_up, self.ffn_size));
+        let (rows, gate_up) = (rows.widen(cx), gate_up.widen(cx));
+        let activation = match activation {
+            Some(kept) => kept.widen(cx),
+            None => swiglu::forward(cx, &gate_up, self.ffn_size),
+        };
         let drows = self.experts_backward(
             cx,
             params,
@@ -273,9 +280,10 @@ impl Moe {
     pub(super) fn plan(&self, module: &str, rows: usize) -> Vec<PlannedOp> {
         let (d, f) = (self.width, self.ffn_size);
         let sent = rows * self.moe.experts_per_token;
-        let kept = match self.recompute.has(RecomputeModule::MoeActivation) {
+        let bytes = |elements| self.keep.bytes(elements);
+        let kept = match self.keep.drops(RecomputeModule::MoeActivation) {
             true => 0,
-            false => sent * f,
+            false => bytes(sent * f),
         };
         let name = |part: &str| format!("{module}.experts.{part}");
         let mut ops = self.router.plan(module, rows);
@@ -284,10 +292,10 @@ impl Moe {
                 "grouped_gemm",
                 name("gate_up"),
                 [sent, 2 * f, d],
-                sent * (d + 2 * f),
+                bytes(sent * (d + 2 * f)),
             ),
             planned("swiglu", name("activation"), [sent, f, 1], kept),
-            planned("grouped_gemm", name("down"), [sent, d, f], sent * d),
+            planned("grouped_gemm", name("down"), [sent, d, f], bytes(sent * d)),
         ]);
         ops
     }

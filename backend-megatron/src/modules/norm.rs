@@ -112,13 +112,13 @@ impl Norm {
         );
     }
 
-    /// Keeps its output, which the next product's backward needs, and a number a row.
+    /// Keeps a number a row. Whoever runs it says what becomes of its input and its output.
     pub(super) fn plan(&self, module: String, rows: usize) -> PlannedOp {
         planned(
             "rms_norm",
             module,
             [rows, self.width, 1],
-            rows * (self.width + 1),
+            rows * size_of::<f32>(),
         )
     }
 

@@ -58,8 +58,19 @@ pub(crate) fn model() -> ModelSpec {
     model
 }
 
-/// The job that computes these modules again, and all of so many layers.
-pub(crate) fn job(modules: &'static [RecomputeModule], full_layers: usize) -> JobSpec {
+/// What is kept for backward.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Choice {
+    /// Modules that are computed again.
+    pub(crate) modules: &'static [RecomputeModule],
+    /// Layers of which all is.
+    pub(crate) full_layers: usize,
+    /// The dtype of the rest, if not f32.
+    pub(crate) saved: Option<DType>,
+}
+
+/// The job that does so.
+pub(crate) fn job(choice: Choice) -> JobSpec {
     let mut job = Subject::new(Megatron).job(&model());
     let parallel = ParallelConfig {
         tensor_parallel_size: RANKS,
@@ -67,8 +78,9 @@ pub(crate) fn job(modules: &'static [RecomputeModule], full_layers: usize) -> Jo
         ..ParallelConfig::default()
     };
     let layout = Layout {
-        modules,
-        full_layers,
+        modules: choice.modules,
+        full_layers: choice.full_layers,
+        saved_activations: choice.saved,
         ..Layout::parallel(parallel)
     };
     layout.lay_out(&mut job);

@@ -28,6 +28,9 @@ struct Arguments {
     /// Threads a rank
     #[arg(long, default_value_t = 1)]
     threads: usize,
+    /// A setting of the job, `key.path=value`, such as `precision.saved_activations=bf16`; may be repeated
+    #[arg(long = "set")]
+    sets: Vec<String>,
     /// Steps before those that count
     #[arg(long, default_value_t = 2)]
     warmup: usize,
@@ -64,6 +67,7 @@ fn run(args: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         &args.backend,
         args.ranks,
         args.threads,
+        &args.sets,
         args.warmup,
         args.steps.max(1),
     )?;

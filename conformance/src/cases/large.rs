@@ -16,7 +16,8 @@ use crate::{
 };
 
 /// Tokens and scored tokens: about a block of 64 and 128, more than one, and packed with short ones.
-const LONG: [(usize, usize); 6] = [(65, 40), (200, 199), (3, 2), (129, 1), (64, 63), (128, 0)];
+pub(super) const LONG: [(usize, usize); 6] =
+    [(65, 40), (200, 199), (3, 2), (129, 1), (64, 63), (128, 0)];
 
 /// Prime, and beyond 2^15: no block size divides it, no 16-bit index holds it.
 const LARGE_VOCAB: usize = 50_021;

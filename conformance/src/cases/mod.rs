@@ -17,6 +17,7 @@ mod objectives;
 mod one_rank;
 mod refusals;
 mod refused_jobs;
+mod saved_activations;
 mod snapshots;
 mod step;
 mod uneven;
@@ -45,6 +46,7 @@ pub fn all(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
         uneven::cases(),
         lost_rank::cases(),
         many_layouts::cases(),
+        saved_activations::cases(),
         generated::cases(),
         objectives::cases(),
         refusals::cases(),

@@ -28,7 +28,8 @@ use super::{
 pub(super) const NAME: &str = "reference";
 
 /// The f64 oracle as an engine: slow, plain, and right. Weights, moments and reductions are f64 whatever the
-/// job's dtypes say, since it stands for the exact value of what they round.
+/// job's dtypes say, since it stands for the exact value of what they round; only where it stands for an engine does it
+/// keep activations in bf16 as the job says.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReferenceBackend {
     defect: Option<Defect>,
@@ -79,6 +80,7 @@ impl Backend for ReferenceBackend {
                 Family::Qwen3Moe,
             ]),
             compute: vec![DType::F64, DType::F32],
+            saved_activations: vec![DType::Bf16],
             reduce: vec![DType::F64, DType::F32],
             devices: BTreeSet::from(["cpu".to_owned()]),
             data_parallel: Some(DataParallel::default()),
@@ -142,7 +144,11 @@ impl Backend for ReferenceBackend {
             weights,
             bias: ExpertBias::zeros(&plan.model),
         };
-        let engine = ReferenceEngine::new(plan.clone(), world, policy, self.defect)?;
+        let mut plan = plan.clone();
+        if !self.replicated {
+            plan.config.precision.saved_activations = None;
+        }
+        let engine = ReferenceEngine::new(plan, world, policy, self.defect)?;
         Ok(Box::new(engine))
     }
 }

@@ -111,6 +111,10 @@ pub enum Defect {
     ReplicatedCountedTwice,
     /// The norm counts a tied embedding on the first stage and on the next.
     TiedCountedTwice,
+    /// Activations that are saved in bf16 are cut off and not rounded.
+    SavedTruncated,
+    /// The dtype of saved activations is seen in the loss.
+    SavedChangesLoss,
     /// Only one of the model-parallel peers reports the loss.
     LossOnOnePeer,
     /// Only one of the model-parallel peers has the outputs.
@@ -121,7 +125,7 @@ pub enum Defect {
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Self; 56] = [
+    pub const ALL: [Self; 58] = [
         Self::AttentionCrossesSequences,
         Self::PositionsWrapAround,
         Self::WindowOffByOne,
@@ -175,6 +179,8 @@ impl Defect {
         Self::PeersAdded,
         Self::ReplicatedCountedTwice,
         Self::TiedCountedTwice,
+        Self::SavedTruncated,
+        Self::SavedChangesLoss,
         Self::LossOnOnePeer,
         Self::OutputsOnOnePeer,
         Self::PeerKeepsNorms,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use drivetrain_core::{
-    Error, ErrorKind, Result,
+    DType, Error, ErrorKind, Result,
     batch::{Batch, BatchTotals, Column, ColumnData, LOSS_MASK},
     checkpoint::{SaveHandle, StateReader, StateWriter},
     communicator::{Communicator, ReduceOp},
@@ -18,6 +18,7 @@ use drivetrain_core::{
     plan::TrainPlan,
     weights::{WeightSink, WeightSource},
 };
+use half::bf16;
 use indexmap::IndexMap;
 
 use super::{
@@ -147,15 +148,31 @@ impl ReferenceEngine {
         if self.is(Defect::EntropyGradientDropped) {
             value.d_entropy = None;
         }
+        let round = self.rounding();
+        if let Some(round) = round
+            && self.is(Defect::SavedChangesLoss)
+        {
+            value.loss = round(value.loss);
+        }
         report.loss += value.loss;
         report.metrics.merge(&value.metrics);
         let seeds = self.router(&pass, batch, totals, report)?;
-        let gradients = pass.backward(&value, seeds);
+        let gradients = pass.backward(&value, seeds, round);
         if self.is(Defect::GradientsOverwritten) {
             self.gradients = None;
         }
         accumulate(&mut self.gradients, gradients);
         Ok(())
+    }
+
+    /// What becomes of the values that are kept for backward.
+    fn rounding(&self) -> Option<fn(f64) -> f64> {
+        let truncated = |x: f64| f64::from(f32::from_bits((x as f32).to_bits() & 0xffff_0000));
+        match self.plan.config.precision.saved_activations {
+            Some(DType::Bf16) if self.is(Defect::SavedTruncated) => Some(truncated),
+            Some(DType::Bf16) => Some(|x| bf16::from_f64(x).to_f64()),
+            _ => None,
+        }
     }
 
     /// The router's losses of a pass into the report, and their derivatives. Collective.

@@ -105,10 +105,14 @@ impl<'a> Pass<'a> {
     fn layer(&mut self, index: usize, x: Var) -> Var {
         let layer = self.spec.layers[index];
         let prefix = format!("model.layers.{index}.");
+        let x = self.tape.keep(x);
         let normed = self.norm(x, &format!("{prefix}input_layernorm.weight"));
+        let normed = self.tape.keep(normed);
         let attended = self.attention(&format!("{prefix}self_attn."), layer, normed);
         let x = self.tape.add(x, attended);
+        let x = self.tape.keep(x);
         let normed = self.norm(x, &format!("{prefix}post_attention_layernorm.weight"));
+        let normed = self.tape.keep(normed);
         let fed = match (layer.mlp, self.spec.moe) {
             (MlpSpec::Moe, Some(moe)) => self.experts(index, &moe, normed),
             _ => {
@@ -129,6 +133,7 @@ impl<'a> Pass<'a> {
         let k = self.projected(prefix, "k", x); // [T, K E]
         let v = self.projected(prefix, "v", x);
         let (q, k) = if self.spec.qk_norm {
+            let (q, k) = (self.tape.keep(q), self.tape.keep(k));
             let q = self.norm(q, &format!("{prefix}q_norm.weight"));
             (q, self.norm(k, &format!("{prefix}k_norm.weight")))
         } else {
@@ -142,6 +147,7 @@ impl<'a> Pass<'a> {
         }
         let width = self.spec.num_heads * self.spec.head_dim;
         let y = self.tape.stitch(self.positions.len(), width, parts);
+        let y = self.tape.keep(y);
         let o = self.parameters[&format!("{prefix}o_proj.weight")];
         self.tape.linear(y, o)
     }
@@ -210,6 +216,7 @@ impl<'a> Pass<'a> {
             let q = tape.slice(q, 0..n, of(head)); // [n, E]
             let k = tape.slice(k, 0..n, of(kv_head));
             let v = tape.slice(v, 0..n, of(kv_head));
+            let [q, k, v] = [q, k, v].map(|x| tape.keep(x));
             let scores = tape.linear(q, k); // [n, n]
             let scores = tape.scale(scores, 1.0 / (e as f64).sqrt());
             let probs = tape.softmax_where(scores, |i, j| j <= i && i - j < window);
@@ -228,8 +235,11 @@ impl<'a> Pass<'a> {
         let tape = &mut self.tape;
         let gate = tape.linear(x, gate); // [T, F]
         let up = tape.linear(x, up);
+        let [gate, up] = [gate, up].map(|x| tape.keep(x));
         let gate = tape.silu(gate);
+        let gate = tape.keep(gate);
         let product = tape.multiply(gate, up);
+        let product = tape.keep(product);
         tape.linear(product, down)
     }
 
@@ -276,11 +286,13 @@ impl<'a> Pass<'a> {
             let (tokens, slots): (Vec<_>, Vec<_>) = visits.into_iter().unzip();
             let slots = slots.into_iter().map(|slot| vec![slot]).collect();
             let input = self.tape.gather_rows(x, tokens.clone());
+            let input = self.tape.keep(input);
             let mut own = expert;
             if self.is(Defect::ExpertsRotated) {
                 own = (expert + 1) % moe.num_experts;
             }
             let output = self.swiglu(&format!("{prefix}{block}.experts.{own}."), names, input);
+            let output = self.tape.keep(output);
             let factors = self.tape.gather_rows(weights, tokens.clone());
             let factors = self.tape.pick(factors, slots); // [n, 1]
             let output = self.tape.scale_rows(output, factors);

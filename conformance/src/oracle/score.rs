@@ -107,11 +107,12 @@ impl<'a> Scored<'a> {
     }
 
     /// The gradient of every parameter, from the objective's derivatives and those of the router's losses; zeros where
-    /// nothing reached it.
+    /// nothing reached it. `round` is what becomes of values that are kept for this.
     pub(super) fn backward(
-        self,
+        mut self,
         value: &ObjectiveValue,
         router: Vec<(Var, Matrix)>,
+        round: Option<fn(f64) -> f64>,
     ) -> IndexMap<String, Matrix> {
         let chosen = |all: &[f64], k: usize| {
             let data = self.rows.iter().flat_map(|&t| &all[t * k..(t + 1) * k]);
@@ -124,6 +125,9 @@ impl<'a> Scored<'a> {
         }
         if let (Some((var, k)), Some(d)) = (self.log_probs_at, &value.d_log_probs_at) {
             seeds.push((var, chosen(d, k)));
+        }
+        if let Some(round) = round {
+            self.pass.tape.round_kept(round);
         }
         let tape = &self.pass.tape;
         let mut gradients = tape.backward(seeds);

@@ -20,6 +20,8 @@ struct Node {
 #[derive(Default)]
 pub(crate) struct Tape {
     nodes: Vec<Node>,
+    /// What an engine keeps for backward.
+    kept: Vec<Var>,
 }
 
 /// Gradients by value; a value that nothing reached has none.
@@ -51,6 +53,20 @@ impl Tape {
 
     pub(crate) fn value(&self, var: Var) -> &Matrix {
         &self.nodes[var.0].value
+    }
+
+    /// Notes that an engine keeps this value for backward.
+    pub(crate) fn keep(&mut self, var: Var) -> Var {
+        self.kept.push(var);
+        var
+    }
+
+    /// Lets backward see kept values rounded, once nothing forward reads them any more.
+    pub(crate) fn round_kept(&mut self, round: fn(f64) -> f64) {
+        for var in std::mem::take(&mut self.kept) {
+            let value = &mut self.nodes[var.0].value;
+            *value = Arc::new(value.map(round));
+        }
     }
 
     /// Carries these gradients of some values back to every leaf.

@@ -16,6 +16,8 @@ pub struct Layout {
     pub full_layers: usize,
     /// Modules of every layer that are computed again in backward.
     pub modules: &'static [RecomputeModule],
+    /// What activations are kept in for backward, if not as they were computed.
+    pub saved_activations: Option<DType>,
     /// How much a micro-batch may hold.
     pub limit: MicrobatchLimit,
 }
@@ -52,6 +54,7 @@ impl Layout {
             parallel,
             full_layers: 0,
             modules: &[],
+            saved_activations: None,
             limit: MicrobatchLimit::All,
         }
     }
@@ -69,6 +72,15 @@ impl Layout {
     #[must_use]
     pub fn modules(self, modules: &'static [RecomputeModule]) -> Self {
         Self { modules, ..self }
+    }
+
+    /// With activations kept in this dtype.
+    #[must_use]
+    pub fn saved_activations(self, dtype: DType) -> Self {
+        Self {
+            saved_activations: Some(dtype),
+            ..self
+        }
     }
 
     /// With micro-batches of this size.
@@ -90,6 +102,7 @@ impl Layout {
             threads_per_rank: config.parallel.threads_per_rank,
             ..self.parallel
         };
+        config.precision.saved_activations = self.saved_activations;
         config.recompute = RecomputeConfig {
             modules: self.modules.to_vec(),
             full_layers: self.full_layers,
@@ -160,6 +173,11 @@ pub(super) const CLAIMS: &[LayoutClaim] = &[
         name: "recompute.selective",
         claimed: |c| c.recompute.selective,
         used: |l| !l.modules.is_empty(),
+    },
+    LayoutClaim {
+        name: "saved_activations.bf16",
+        claimed: |c| c.saved_activations.contains(&DType::Bf16),
+        used: |l| l.saved_activations == Some(DType::Bf16),
     },
 ];
 

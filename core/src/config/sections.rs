@@ -314,6 +314,8 @@ impl Default for ParallelConfig {
 pub struct PrecisionConfig {
     /// Dtype of activations and of the weights they meet.
     pub compute: DType,
+    /// Dtype in which activations are kept from forward to backward; as they were computed if unsaid.
+    pub saved_activations: Option<DType>,
     /// Dtype in which gradients are reduced over ranks.
     pub reduce: DType,
     /// Dtype of the exported model; as it was read if unsaid.
@@ -324,6 +326,7 @@ impl Default for PrecisionConfig {
     fn default() -> Self {
         Self {
             compute: DType::F32,
+            saved_activations: None,
             reduce: DType::F32,
             export: None,
         }

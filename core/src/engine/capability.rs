@@ -13,6 +13,8 @@ pub struct Capability {
     pub families: BTreeSet<Family>,
     /// Dtypes it computes in.
     pub compute: Vec<DType>,
+    /// Dtypes, beside the one it computes in, in which it keeps activations for backward.
+    pub saved_activations: Vec<DType>,
     /// Dtypes it reduces gradients in.
     pub reduce: Vec<DType>,
     /// Kinds of device: `cpu`, `cuda`.

@@ -41,6 +41,8 @@ pub struct BackendRun {
     pub exact: bool,
     /// Dtype it computed in.
     pub compute: DType,
+    /// Dtype in which it kept activations for backward, if another.
+    pub saved_activations: Option<DType>,
     /// Ranks it ran on.
     pub ranks: usize,
     /// Global loss of each step.
@@ -228,6 +230,7 @@ impl Subject<'_> {
             backend: backend.name().to_owned(),
             exact: backend.is_exact(),
             compute: spec.config.precision.compute,
+            saved_activations: spec.config.precision.saved_activations,
             ranks,
             losses: steps.iter().map(|s| s.0).collect(),
             grad_norms: steps.iter().map(|s| s.1).collect(),

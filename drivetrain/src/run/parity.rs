@@ -60,7 +60,13 @@ impl Truth<'_> {
         let exact = &self.evidence;
         let magnitude = largest(&exact.log_probs);
         let off = |run: &BackendRun| {
-            Tolerances::derived(self.model, run.compute, self.longest, magnitude)
+            let own = Tolerances::derived(self.model, run.compute, self.longest, magnitude);
+            match run.saved_activations {
+                Some(dtype) if dtype != run.compute && !run.exact => {
+                    own.saved_in(dtype, self.model)
+                }
+                _ => own,
+            }
         };
         let tolerances = off(run).plus(off(&self.run));
         let moved: Vec<_> = exact

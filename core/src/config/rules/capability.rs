@@ -108,6 +108,25 @@ pub(super) const RULES: &[Rule] = &[
         },
     },
     Rule {
+        id: "DTYPE-06",
+        what: "a dtype of saved activations that the backend does not offer",
+        reads: &["precision.compute", "precision.saved_activations"],
+        check: |facts, faults| {
+            let precision = &facts.config.precision;
+            if let Some(dtype) = precision.saved_activations
+                && dtype != precision.compute
+            {
+                facts.require(
+                    faults,
+                    "precision.saved_activations",
+                    &format!("keeping activations in {}", dtype_name(dtype)),
+                    "leave the key out, which keeps them as they were computed",
+                    |c| c.saved_activations.contains(&dtype),
+                );
+            }
+        },
+    },
+    Rule {
         id: "DEV-01",
         what: "a device that the backend does not run on",
         reads: &["device"],

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// A job a rule, and the rule it breaks, so that no row of the tables is dead.
-const BREAKING: [(&str, &str); 51] = [
+const BREAKING: [(&str, &str); 52] = [
     (
         "batch.global_batch_size=3 parallel.data_parallel_size=4",
         "BATCH-01",
@@ -45,6 +45,7 @@ const BREAKING: [(&str, &str); 51] = [
     ("precision.reduce=u8", "DTYPE-03"),
     ("precision.export=i64", "DTYPE-04"),
     ("precision.reduce=bf16", "DTYPE-05"),
+    ("precision.saved_activations=bf16", "DTYPE-06"),
     ("device=cuda", "DEV-01"),
     ("parallel.data_parallel_size=8", "DP-01"),
     (
