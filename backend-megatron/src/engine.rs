@@ -104,16 +104,23 @@ impl MegatronEngine {
         totals: &BatchTotals,
     ) -> Result<ForwardBackwardReport> {
         let mut microbatches = self.microbatches(batch, Batch::scored);
-        let any = microbatches.iter().any(|m| m.active);
-        let mut accumulate = self.grads.start(&self.data, any);
-        for microbatch in microbatches.iter_mut().filter(|m| m.active) {
-            microbatch.accumulate = std::mem::replace(&mut accumulate, true);
+        for microbatch in microbatches.iter_mut().filter(|m| m.active).skip(1) {
+            microbatch.accumulate = true;
         }
         let PipelineShape { stage, stages, .. } = self.ranks.pipeline.shape;
         let count = microbatches.len();
         let schedule = PipelineSchedule::of(self.plan.schedule, stage, stages, count)?;
-        let mut slots = Slots::new(&self.data, &self.workspace);
-        let reduction = Reduction::new(&self.data, &self.model.layout, &mut slots);
+        let mut slots = Slots::new(&self.data);
+        // A rank that is ahead waits for the others, so that gradients do not pile up. Not where there are stages: of a
+        // tied embedding the other stage's part comes at the very end.
+        let most = (stages == 1).then_some(2);
+        let reduction = Reduction::new(
+            &self.data,
+            &self.model.layout,
+            &self.grads.pool,
+            &mut slots,
+            most,
+        );
         let losses = RouterLosses::new(&self.plan.config, &self.plan.model);
         let router = RouterGoal {
             model: &self.plan.model,
@@ -135,11 +142,8 @@ impl MegatronEngine {
         };
         let local = &mut self.grads.local;
         let outcome = Pass::new(means, goal, &microbatches, local, reduction).run(&schedule);
-        let (ran, outcome) = match outcome {
-            Ok(outcome) => (Ok(()), outcome),
-            Err(lost) => (Err(lost), Ok(ForwardBackwardReport::default())),
-        };
-        self.grads.absorb(&self.processor, &self.data, slots, ran)?;
+        let outcome = outcome?;
+        self.grads.absorb(&self.processor, slots);
         let outcome = self.checked("forward_backward").and(outcome);
         let mut report = self.world.agree("forward_backward", outcome)?;
         self.ranks.all_reduce(&mut report)?;
@@ -248,6 +252,7 @@ impl Engine for MegatronEngine {
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
+        self.policy.params.settle_all()?;
         let report = self.optimizer.update(
             &self.processor,
             &*self.world,
@@ -257,9 +262,11 @@ impl Engine for MegatronEngine {
             options,
         )?;
         if !report.skipped {
-            let gathered = self.data.gather(&self.workspace, &mut self.policy.params);
+            let (params, step) = (&mut self.policy.params, report.step);
+            let share = |region| self.grads.give(&self.data, region);
+            let gathered = self.data.gather(params, Some(step), share);
             let gathered = gathered.and(self.checked("optim_step"));
-            optim::committed(report.step, gathered)?;
+            optim::committed(step, gathered)?;
             let rate = self.plan.config.moe.bias_update_rate;
             self.policy.bias.update(rate, &self.expert_tokens);
         }
@@ -279,6 +286,7 @@ impl Engine for MegatronEngine {
     fn export_weights(&mut self, which: &Weights, sink: &mut dyn WeightSink) -> Result<()> {
         self.agreed("export_weights")?;
         let export = self.plan.config.precision.export;
+        self.policy(which)?.params.settle_all()?;
         weights::export(
             (&self.model.layout, self.holdings()),
             &*self.world,
@@ -294,11 +302,14 @@ impl Engine for MegatronEngine {
         let (layout, step) = (&self.model.layout, self.optimizer.step);
         let mut whole = Buffers::zeros(layout, &self.processor);
         for region in 0..self.data.num_regions() {
-            let share = self.grads.own(&self.data, region);
+            let share = self.grads.own(region);
             let bucket = self.data.region(region).bucket;
             whole.bucket_mut(bucket)[self.data.own(region)].copy_from_slice(share);
         }
-        self.data.gather(&self.workspace, &mut whole)?;
+        let pool = &self.grads.pool;
+        let share = |region| pool.take(self.data.own(region).len());
+        self.data.gather(&mut whole, None, share)?;
+        whole.settle_all()?;
         let from = (layout, self.holdings());
         weights::export(from, &*self.world, &whole, step, |_| DType::F32, sink)
     }
@@ -319,6 +330,7 @@ impl Engine for MegatronEngine {
     }
 
     fn save_state(&mut self, mut writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
+        self.policy.params.settle_all()?;
         self.agreed("save_state")?;
         checkpoint::save(
             &self.model.layout,
@@ -341,7 +353,9 @@ impl Engine for MegatronEngine {
     }
 
     fn snapshot(&mut self, tag: &str) -> Result<()> {
-        self.snapshots.insert(tag.to_owned(), self.policy.clone());
+        self.policy.params.settle_all()?;
+        let copy = self.policy.duplicate();
+        self.snapshots.insert(tag.to_owned(), copy);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use drivetrain_core::{
 use crate::{
     modules::{Context, Head, HeadGradients, HeadOutputs, HeadRequest, RouterGoal, SavedHead},
     packed::Packed,
-    weights::Buffers,
+    weights::{Buffers, Sums},
     workspace::Buffer,
 };
 
@@ -69,7 +69,7 @@ impl Goal<'_> {
         &self,
         (head, cx): (&Head, &Context<'_>),
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         batch: &Batch,
         x: &[f32], // [S, D]
     ) -> Result<(HeadState, Result<ObjectiveValue>)> {
@@ -110,7 +110,7 @@ impl HeadState {
         self,
         (head, cx): (&Head, &Context<'_>),
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
     ) -> Result<Buffer> {
         match self {
             Self::Done(dx) => Ok(dx),

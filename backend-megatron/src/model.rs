@@ -8,7 +8,7 @@ use drivetrain_core::{
 use crate::{
     modules::{Block, Context, Embedding, Head, RouterTally, SavedBlock},
     ranks::RankShape,
-    weights::{Buffers, Layout, LayoutBuilder},
+    weights::{Buffers, Layout, LayoutBuilder, Sums},
     workspace::Buffer,
 };
 
@@ -113,10 +113,10 @@ impl Chunk {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         saved: Vec<SavedBlock>,
         mut dx: Buffer,
-        mut done: impl FnMut(usize, &mut Buffers) -> Result<()>,
+        mut done: impl FnMut(usize, &mut Sums) -> Result<()>,
     ) -> Result<Option<Buffer>> {
         for (block, saved) in self.blocks.iter().zip(saved).rev() {
             block.backward(cx, params, grads, saved, &mut dx)?;

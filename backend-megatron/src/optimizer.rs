@@ -79,7 +79,7 @@ impl Optimizer {
         self.step = report.step;
         for region in 0..data.num_regions() {
             let (own, bucket) = (data.own(region), data.region(region).bucket);
-            let g = grads.own(data, region);
+            let g = grads.own(region);
             let [m, v] = &mut self.moments[region];
             for piece in layout.pieces(region, own.clone()) {
                 let spec = &layout.parameters()[piece.parameter];
@@ -123,7 +123,7 @@ impl Optimizer {
 /// The device's, whatever the gradients came to.
 fn own_squares(processor: &Processor, data: &DataParallel, grads: &Gradients) -> Result<f64> {
     let squares = (0..data.num_regions())
-        .map(|region| elementwise::sum_of_squares(processor, grads.own(data, region)).sum)
+        .map(|region| elementwise::sum_of_squares(processor, grads.own(region)).sum)
         .sum();
     device::check(processor, "optim_step").map(|()| squares)
 }

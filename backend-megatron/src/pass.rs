@@ -18,7 +18,7 @@ use crate::{
     modules::{Context, RopeTables, RouterTally, SavedBlock},
     pipeline_parallel::{At, Transfers},
     ranks::Ranks,
-    weights::{Buffers, Policy},
+    weights::{Policy, Sums},
     workspace::Workspace,
 };
 
@@ -39,7 +39,7 @@ pub(crate) struct Pass<'a> {
     means: Means<'a>,
     goal: Goal<'a>,
     microbatches: &'a [Microbatch],
-    grads: &'a mut Buffers,
+    grads: &'a mut Sums,
     reduction: Reduction<'a>,
     /// What came for a chunk's forward, and what its forward made for the next.
     activations: Transfers,
@@ -81,7 +81,7 @@ impl<'a> Pass<'a> {
         means: Means<'a>,
         goal: Goal<'a>,
         microbatches: &'a [Microbatch],
-        grads: &'a mut Buffers,
+        grads: &'a mut Sums,
         reduction: Reduction<'a>,
     ) -> Self {
         Self {
@@ -203,7 +203,7 @@ impl<'a> Pass<'a> {
         let last = at.0 + 1 == self.microbatches.len();
         let (cx, params) = (self.context(microbatch), &self.means.policy.params);
         let reduction = &mut self.reduction;
-        let mut done = |bucket, grads: &mut Buffers| match last {
+        let mut done = |bucket, grads: &mut Sums| match last {
             true => reduction.start(bucket, grads),
             false => Ok(()),
         };

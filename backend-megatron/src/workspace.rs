@@ -8,12 +8,16 @@
 //! of nearly the same length share buffers. A larger one where there is none of the size would be missed later.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     ops::{Deref, DerefMut},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use drivetrain_core::{
+    View,
+    communicator::{Input, Shared, SharedBuffer},
+};
 use drivetrain_kernels::{Memory, Processor};
 
 /// Free buffers of one rank, and a count of those in use.
@@ -33,6 +37,10 @@ struct Pool {
     passes: [u64; 2],
     free_elements: usize,
     used_elements: usize,
+    /// Of those that other ranks may still read: they are back soon, but when is not this rank's to say.
+    shared_elements: usize,
+    /// Sizes of such.
+    shared_sizes: BTreeSet<usize>,
     peak_elements: usize,
     saved_elements: usize,
 }
@@ -48,6 +56,7 @@ pub(crate) struct Buffer {
     data: Memory,
     len: usize,
     pool: Workspace,
+    shared: bool,
 }
 
 impl Workspace {
@@ -68,6 +77,7 @@ impl Workspace {
             data: reused.unwrap_or_else(|| self.processor.memory(size)),
             len,
             pool: self.clone(),
+            shared: false,
         };
         // Whoever reads what nobody wrote shows in tests.
         #[cfg(test)]
@@ -103,6 +113,7 @@ impl Workspace {
             len,
             data,
             pool: self.clone(),
+            shared: false,
         }
     }
 
@@ -117,15 +128,15 @@ impl Workspace {
         (self.lock().peak_elements * size_of::<f32>()) as u64
     }
 
-    /// Elements on loan.
+    /// Elements on loan, but for those that other ranks may still read.
     pub(crate) fn loaned(&self) -> usize {
-        self.lock().used_elements
+        self.lock().kept_elements()
     }
 
     /// Notes what layers that have made `output` keep on loan beside it, `before` having been on loan before them.
     pub(crate) fn note_saved(&self, before: usize, output: &Buffer) {
         let mut pool = self.lock();
-        let saved = pool.used_elements - before - output.data.len();
+        let saved = pool.kept_elements() - before - output.data.len();
         pool.saved_elements = pool.saved_elements.max(saved);
     }
 
@@ -163,16 +174,33 @@ impl Pool {
         found.map(|idle| idle.data)
     }
 
-    fn give(&mut self, data: Memory) {
-        let size = data.len();
-        self.used_elements -= size;
+    /// Whether a size is the first of its kind to be shared.
+    fn share(&mut self, size: usize) -> bool {
+        self.shared_elements += size;
+        self.shared_sizes.insert(size)
+    }
+
+    fn kept_elements(&self) -> usize {
+        self.used_elements - self.shared_elements
+    }
+
+    fn add_free(&mut self, data: Memory) {
+        let (size, since) = (data.len(), self.given);
         self.free_elements += size;
-        self.given += 1;
-        let since = self.given;
         self.free
             .entry(size)
             .or_default()
             .push(Idle { data, since });
+    }
+
+    fn give(&mut self, data: Memory, shared: bool) {
+        let size = data.len();
+        self.used_elements -= size;
+        if shared {
+            self.shared_elements -= size;
+        }
+        self.given += 1;
+        self.add_free(data);
     }
 
     /// Ragged micro-batches ask for ever new sizes: keeps used and free buffers within 3/2 of the peak use, and lets go
@@ -200,12 +228,37 @@ impl Pool {
 }
 
 impl Buffer {
+    /// For an operation to hold; it goes back to its workspace when no rank needs it any more. That may be a little
+    /// after this rank is done: of each size that is ever shared there is one more, so that nobody has to wait, nor to
+    /// allocate.
+    pub(crate) fn share(mut self) -> Arc<Self> {
+        self.shared = true;
+        let size = self.data.len();
+        if self.pool.lock().share(size) {
+            let spare = self.pool.processor.memory(size);
+            self.pool.lock().add_free(spare);
+        }
+        Arc::new(self)
+    }
+
+    /// As an operation's input.
+    pub(crate) fn give(self) -> Input<'static> {
+        Input::Shared(Shared::new(self.share()))
+    }
+
     /// The elements, which leave the workspace.
     pub(crate) fn into_vec(mut self) -> Vec<f32> {
+        // Never one that is shared: that is not owned any more.
         let mut data = std::mem::take(&mut self.data).into_vec();
         self.pool.lock().used_elements -= data.len();
         data.truncate(self.len);
         data
+    }
+}
+
+impl SharedBuffer for Buffer {
+    fn as_view(&self) -> View<'_> {
+        (&**self).into()
     }
 }
 
@@ -226,7 +279,7 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let data = std::mem::take(&mut self.data);
-        self.pool.lock().give(data);
+        self.pool.lock().give(data, self.shared);
     }
 }
 

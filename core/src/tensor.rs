@@ -3,7 +3,7 @@
 //! Core never dereferences device memory: a [`DeviceSlice`] is an address that engines, collectives and
 //! weight sinks understand.
 
-use std::{fmt, marker::PhantomData};
+use std::{fmt, marker::PhantomData, ops::Range};
 
 use half::{bf16, f16};
 use schemars::JsonSchema;
@@ -96,6 +96,14 @@ impl DeviceSlice<'_> {
             lifetime: PhantomData,
         }
     }
+
+    fn slice(self, range: Range<usize>) -> Self {
+        Self {
+            address: self.address + (range.start * self.dtype.size()) as u64,
+            len: range.len(),
+            ..self
+        }
+    }
 }
 
 macro_rules! views {
@@ -154,6 +162,13 @@ macro_rules! views {
             pub fn device(&self) -> Device {
                 match self { Self::Device(d) => d.device, _ => Device::Cpu }
             }
+            /// The elements of a range, which lies within it.
+            pub fn slice(self, range: Range<usize>) -> Self {
+                match self {
+                    $(Self::$variant(s) => Self::$variant(&s[range]),)*
+                    Self::Device(d) => Self::Device(d.slice(range)),
+                }
+            }
             /// The bytes, if they are in host memory.
             pub fn host_bytes(&self) -> Option<&'a [u8]> {
                 match *self { $(Self::$variant(s) => Some(bytemuck::cast_slice(s)),)* Self::Device(_) => None }
@@ -203,7 +218,7 @@ macro_rules! views {
                 type Error = Error;
 
                 fn try_from(buffer: Buffer) -> Result<Self> {
-                    match buffer { Buffer::$variant(vec) => Ok(vec), other => Err(other.not($dtype)) }
+                    match buffer { Buffer::$variant(vec) => Ok(vec), other => Err(not($dtype, &other.as_view())) }
                 }
             }
         )*
@@ -230,16 +245,16 @@ impl Buffer {
     pub fn num_bytes(&self) -> usize {
         self.len() * self.dtype().size()
     }
+}
 
-    fn not(&self, expected: DType) -> Error {
-        Error::new(
-            ErrorKind::Defect,
-            "read_buffer",
-            "a buffer has another dtype",
-        )
+fn not(expected: DType, found: &View<'_>) -> Error {
+    let message = "a buffer has another dtype or place";
+    Error::new(ErrorKind::Defect, "read_buffer", message)
         .with("expected", expected)
-        .with("found", self.dtype())
-    }
+        .with(
+            "found",
+            format!("{} on {:?}", found.dtype(), found.device()),
+        )
 }
 
 impl View<'_> {
@@ -261,6 +276,17 @@ impl View<'_> {
             Self::Bf16(s) => s.iter().all(|x| x.is_finite()),
             Self::F16(s) => s.iter().all(|x| x.is_finite()),
             Self::I64(_) | Self::I32(_) | Self::U8(_) | Self::Device(_) => true,
+        }
+    }
+
+    /// The elements, which must be f32 in host memory.
+    ///
+    /// # Errors
+    /// `Defect` if they are not.
+    pub fn as_f32(&self) -> Result<&[f32]> {
+        match self {
+            Self::F32(s) => Ok(s),
+            other => Err(not(DType::F32, other)),
         }
     }
 

@@ -12,11 +12,13 @@ use std::{ops::Range, sync::Arc};
 
 use drivetrain_core::{
     Result,
-    communicator::{Communicator, ReduceOp, Work},
+    communicator::{Communicator, Input, ReduceOp, Shared, Work},
     mesh::{DeviceMesh, MeshAxis},
     objective::TokenOutputs,
     plan::share,
 };
+
+use crate::workspace::Buffer;
 
 /// Which of how many context ranks this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,11 +141,11 @@ impl ContextParallel {
     }
 
     /// Starts to send to the next rank and to receive from the one before.
-    fn pass<'a>(&self, leaving: &'a [f32], arriving: &'a mut [f32]) -> Result<Work<'a>> {
+    fn pass<'a>(&self, leaving: &Arc<Buffer>, arriving: &'a mut [f32]) -> Result<Work<'a>> {
         let next = (self.shape.index + 1) % self.shape.size;
         let before = self.before(self.shape.index);
-        self.group
-            .exchange(leaving.into(), next, arriving.into(), before)
+        let leaving = Input::Shared(Shared::new(leaving.clone()));
+        self.group.exchange(leaving, next, arriving.into(), before)
     }
 
     /// Puts together what each rank has of its own tokens, 0 elsewhere: all of it on every rank.

@@ -63,7 +63,7 @@ pub(crate) fn forward(
     // A query meets two pieces of the sequence on each rank, its own among them.
     out.fill(0.0);
     lse.fill(f32::NEG_INFINITY);
-    let mut kv = pack(cx, shape, inputs);
+    let mut kv = pack(cx, shape, inputs).share();
     for peer in context.ring() {
         let next = context.before(peer);
         let mut arriving = cx
@@ -75,7 +75,7 @@ pub(crate) fn forward(
         };
         attend(&unpack(shape, inputs.q, &kv), peer, true, (out, lse));
         passing.wait()?;
-        kv = arriving;
+        kv = arriving.share();
     }
     Ok(())
 }
@@ -116,7 +116,7 @@ pub(crate) fn backward(
         mut dv,
     } = gradients;
     (0..dq.rows()).for_each(|row| dq.row(row).fill(0.0));
-    let mut kv = pack(cx, shape, inputs);
+    let mut kv = pack(cx, shape, inputs).share();
     let mut dkv = cx.workspace.zeros(kv.len());
     for peer in context.ring() {
         let next = context.before(peer);
@@ -136,8 +136,8 @@ pub(crate) fn backward(
         passing.wait()?;
         // The gradient moves on with its keys, and from the last rank of the ring back to their own.
         let mut carried = cx.workspace.take(len);
-        context.pass(&dkv, &mut carried)?.wait()?;
-        (kv, dkv) = (arriving, carried);
+        context.pass(&dkv.share(), &mut carried)?.wait()?;
+        (kv, dkv) = (arriving.share(), carried);
     }
     let all = Rows::contiguous(&dkv, 2 * shape.kv());
     copy(&mut dk, all.columns(0..shape.kv()));

@@ -18,13 +18,13 @@ use std::{ops::Range, sync::Arc};
 
 use drivetrain_core::{
     Result,
-    communicator::{Communicator, Work},
+    communicator::{Communicator, Shared},
     plan::share,
 };
 
 use crate::{
     weights::{Buffers, Layout, Region},
-    workspace::{Buffer, Workspace},
+    workspace::Buffer,
 };
 
 /// The replicas of each region and what each owns.
@@ -88,30 +88,31 @@ impl DataParallel {
         range.start + own.start..range.start + own.end
     }
 
-    /// Sends every owner's weights to the region's replicas.
+    /// Starts to send every owner's values to the region's replicas; `share` lends the memory in which a region's
+    /// leave. Each bucket settles when it is needed: the forward of the first layers does not wait for the last.
     ///
     /// # Errors
     /// The communicator's.
-    pub(crate) fn gather(&self, workspace: &Workspace, params: &mut Buffers) -> Result<()> {
-        let shares: Vec<Option<Buffer>> = (0..self.num_regions())
-            .map(|r| {
-                let own = &params.bucket(self.regions[r].bucket)[self.own(r)];
-                (!self.is_alone(r)).then(|| workspace.copy(own))
-            })
-            .collect();
-        let mut works = Vec::with_capacity(shares.len());
-        for (mut bucket, regions) in params.buckets_mut().zip(&self.buckets) {
-            for region in regions.clone() {
-                let (head, tail) = bucket.split_at_mut(self.regions[region].range.len());
-                bucket = tail;
-                if let Some(share) = &shares[region] {
-                    let counts = self.counts(region);
-                    let group = self.group(region);
-                    works.push(group.all_gather((&**share).into(), head.into(), &counts)?);
-                }
+    pub(crate) fn gather(
+        &self,
+        values: &mut Buffers,
+        committed: Option<u64>,
+        mut share: impl FnMut(usize) -> Buffer,
+    ) -> Result<()> {
+        for (bucket, regions) in self.buckets.iter().enumerate() {
+            let mut parts = Vec::with_capacity(regions.len());
+            for region in regions.clone().filter(|&r| !self.is_alone(r)) {
+                let mut own = share(region);
+                own.copy_from_slice(&values.bucket(bucket)[self.own(region)]);
+                let (group, counts) = (self.group(region), self.counts(region));
+                let work = group.all_gather_shared(Shared::new(Arc::new(own)), &counts)?;
+                parts.push((self.regions[region].range.clone(), work));
+            }
+            if !parts.is_empty() {
+                values.expect(bucket, parts, committed);
             }
         }
-        works.into_iter().try_for_each(Work::wait)
+        Ok(())
     }
 
     fn group(&self, region: usize) -> &dyn Communicator {

@@ -1,29 +1,25 @@
 //! Reduce-scatter of gradients, region by region, each started as soon as backward is done with its bucket.
 
+use std::{collections::VecDeque, sync::Arc};
+
 use drivetrain_core::{
     Result,
-    communicator::{ReduceOp, Work},
+    communicator::{Input, ReduceOp, Shared, Work},
 };
-use drivetrain_kernels::Memory;
 
 use super::DataParallel;
 use crate::{
-    weights::{Buffers, Layout},
+    weights::{Layout, Sums},
     workspace::{Buffer, Workspace},
 };
 
-/// The buckets of a backward pass that are under way. Slots outlive the operations that borrow them.
+/// What a pass receives. Slots outlive the operations that write to them.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    slots: Vec<Slot>,
-}
-
-#[derive(Debug)]
-struct Slot {
-    /// This rank's sums, moved here from the gradients once the bucket is started.
-    local: Option<Memory>,
-    /// The share of each region's sums over its replicas; none of a region that this rank holds alone.
-    received: Vec<Option<Buffer>>,
+    /// By bucket, by region: this rank's share of the sum over replicas; `None` until the bucket is complete, when the
+    /// memory in which the weights before this step left is back.
+    slots: Vec<Vec<Option<Buffer>>>,
+    first_regions: Vec<usize>,
 }
 
 /// The reductions of one backward pass.
@@ -31,45 +27,59 @@ struct Slot {
 pub(crate) struct Reduction<'a> {
     data: &'a DataParallel,
     layout: &'a Layout,
-    free: Vec<Option<&'a mut Slot>>,
-    works: Vec<Work<'a>>,
+    pool: &'a Workspace,
+    free: Vec<Option<&'a mut [Option<Buffer>]>>,
+    /// By the bucket.
+    works: VecDeque<(usize, Work<'a>)>,
+    started: usize,
+    /// How many buckets may be under way, where that is bounded.
+    most: Option<usize>,
 }
 
 impl Slots {
-    /// One for each bucket.
-    pub(crate) fn new(data: &DataParallel, workspace: &Workspace) -> Self {
-        let received = |region| match data.is_alone(region) {
-            true => None,
-            false => Some(workspace.take(data.own(region).len())),
-        };
-        let slots = data
-            .buckets
-            .iter()
-            .map(|regions| Slot {
-                local: None,
-                received: regions.clone().map(received).collect(),
-            })
-            .collect();
-        Self { slots }
+    /// One for each region.
+    pub(crate) fn new(data: &DataParallel) -> Self {
+        let regions = data.buckets.iter();
+        Self {
+            slots: regions
+                .clone()
+                .map(|r| r.clone().map(|_| None).collect())
+                .collect(),
+            first_regions: regions.map(|r| r.start).collect(),
+        }
     }
 
-    /// What came back: each started bucket, its sums, and what it received.
-    pub(super) fn into_started(self) -> impl Iterator<Item = (usize, Memory, Vec<Option<Buffer>>)> {
-        self.slots
-            .into_iter()
-            .enumerate()
-            .filter_map(|(bucket, slot)| Some((bucket, slot.local?, slot.received)))
+    /// What came, by region.
+    pub(super) fn into_received(self) -> impl Iterator<Item = (usize, Buffer)> {
+        let buckets = self.first_regions.into_iter().zip(self.slots);
+        buckets.flat_map(|(first, slots)| {
+            let regions = (first..).zip(slots);
+            regions.filter_map(|(region, slot)| Some((region, slot?)))
+        })
     }
 }
 
 impl<'a> Reduction<'a> {
     /// Nothing started yet.
-    pub(crate) fn new(data: &'a DataParallel, layout: &'a Layout, slots: &'a mut Slots) -> Self {
+    pub(crate) fn new(
+        data: &'a DataParallel,
+        layout: &'a Layout,
+        pool: &'a Workspace,
+        slots: &'a mut Slots,
+        most: Option<usize>,
+    ) -> Self {
         Self {
             data,
             layout,
-            works: Vec::with_capacity(data.num_regions()),
-            free: slots.slots.iter_mut().map(Some).collect(),
+            pool,
+            works: VecDeque::with_capacity(data.num_regions()),
+            started: 0,
+            most,
+            free: slots
+                .slots
+                .iter_mut()
+                .map(|s| Some(s.as_mut_slice()))
+                .collect(),
         }
     }
 
@@ -77,30 +87,48 @@ impl<'a> Reduction<'a> {
     ///
     /// # Errors
     /// The communicator's.
-    pub(crate) fn start(&mut self, bucket: usize, local: &mut Buffers) -> Result<()> {
-        let regions = self.data.buckets[bucket].clone();
-        if regions.clone().all(|r| self.data.is_alone(r)) {
-            return Ok(());
-        }
-        let Some(slot) = self.free[bucket].take() else {
+    pub(crate) fn start(&mut self, bucket: usize, local: &mut Sums) -> Result<()> {
+        let Some(slots) = self.free[bucket].take() else {
             return Ok(());
         };
-        let sums = slot.local.insert(std::mem::take(local.bucket_mut(bucket)));
+        let mut sums = local.give(bucket);
         for part in self.layout.buckets()[bucket].parts() {
             if part.redundant {
                 sums[part.range.clone()].fill(0.0);
             }
         }
-        let sums: &'a [f32] = sums;
-        for (region, received) in regions.zip(&mut slot.received) {
-            let Some(received) = received else { continue };
+        let regions = self.data.buckets[bucket].clone();
+        if let [own] = &mut *slots
+            && self.data.is_alone(regions.start)
+        {
+            *own = Some(sums);
+            return Ok(());
+        }
+        let sums = Arc::new(sums);
+        let shared = Shared::new(sums.clone());
+        for (region, slot) in regions.zip(slots) {
+            let range = self.data.region(region).range.clone();
+            if self.data.is_alone(region) {
+                *slot = Some(self.pool.copy(&sums[range]));
+                continue;
+            }
+            let received = slot.insert(self.pool.take(self.data.own(region).len()));
             let work = self.data.group(region).reduce_scatter(
-                sums[self.data.region(region).range.clone()].into(),
+                Input::Shared(shared.slice(range)),
                 (&mut **received).into(),
                 &self.data.counts(region),
                 ReduceOp::Sum,
             )?;
-            self.works.push(work);
+            self.works.push_back((self.started, work));
+        }
+        self.started += 1;
+        // What the other ranks have sent too is finished here, so that its memory serves the next bucket.
+        let (started, most) = (self.started, self.most);
+        let ended = |(bucket, work): &mut (usize, Work<'_>)| {
+            work.is_ready() || most.is_some_and(|most| started - *bucket > most)
+        };
+        while let Some((_, work)) = self.works.pop_front_if(ended) {
+            work.wait()?;
         }
         Ok(())
     }
@@ -110,6 +138,6 @@ impl<'a> Reduction<'a> {
     /// # Errors
     /// The communicator's.
     pub(crate) fn finish(self) -> Result<()> {
-        self.works.into_iter().try_for_each(Work::wait)
+        self.works.into_iter().try_for_each(|(_, work)| work.wait())
     }
 }

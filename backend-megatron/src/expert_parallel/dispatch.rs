@@ -154,9 +154,8 @@ impl Dispatch {
         let mut all = cx.workspace.take(counts.iter().sum());
         ranks
             .tensor
-            .all_gather((&*came).into(), (&mut *all).into(), &counts)?
+            .all_gather(came.give(), (&mut *all).into(), &counts)?
             .wait()?;
-        drop(came);
         let mut sorted = cx.workspace.take(all.len());
         let dims = self.dims();
         permute::permute(cx.cpu, &dims, &arrived.order(), &all, &mut sorted);
@@ -180,9 +179,8 @@ impl Dispatch {
         let mut own = cx.workspace.take(counts[ranks.shape.tensor_rank]);
         ranks
             .tensor
-            .reduce_scatter((&*parts).into(), (&mut *own).into(), &counts, ReduceOp::Sum)?
+            .reduce_scatter(parts.give(), (&mut *own).into(), &counts, ReduceOp::Sum)?
             .wait()?;
-        drop(parts);
         self.exchange(cx, ranks, own, &self.received, &self.sent)
     }
 
@@ -201,7 +199,7 @@ impl Dispatch {
         let mut came = cx.workspace.take(received.iter().sum());
         ranks
             .experts
-            .all_to_all((&*rows).into(), &sent, (&mut *came).into(), &received)?
+            .all_to_all(rows.give(), &sent, (&mut *came).into(), &received)?
             .wait()?;
         Ok(came)
     }

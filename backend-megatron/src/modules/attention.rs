@@ -24,7 +24,7 @@ use super::{
 use crate::{
     context_parallel::{self, CoreShape},
     tensor_parallel::TensorShape,
-    weights::{Buffers, LayoutBuilder},
+    weights::{Buffers, LayoutBuilder, Sums},
     workspace::Buffer,
 };
 
@@ -189,7 +189,7 @@ impl Attention {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         saved: SavedAttention,
         dy: &[f32], // [S, D]
         x: &[f32],  // [S, D]

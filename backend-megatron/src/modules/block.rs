@@ -17,7 +17,7 @@ use super::{
 use crate::{
     model::missing,
     ranks::RankShape,
-    weights::{Buffers, LayoutBuilder},
+    weights::{Buffers, LayoutBuilder, Sums},
     workspace::Buffer,
 };
 
@@ -122,6 +122,7 @@ impl Block {
         x: Buffer, // [S, D]
         tally: &mut RouterTally,
     ) -> Result<(Buffer, SavedBlock)> {
+        params.settle(self.bucket)?;
         let (y, parts) = self.parts(cx, params, x, tally)?;
         let saved = match self.keep.full {
             true => SavedBlock::Input(parts.x),
@@ -174,7 +175,7 @@ impl Block {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         saved: SavedBlock,
         dx: &mut [f32], // [S, D]
     ) -> Result<()> {

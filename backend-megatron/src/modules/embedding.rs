@@ -8,7 +8,7 @@ use drivetrain_kernels::ops::embedding::{self, EmbeddingDims};
 use super::{Context, planned};
 use crate::{
     tensor_parallel::TensorShape,
-    weights::{Buffers, LayoutBuilder, TensorRef},
+    weights::{Buffers, LayoutBuilder, Sums, TensorRef},
     workspace::Buffer,
 };
 
@@ -56,6 +56,7 @@ impl Embedding {
     /// # Errors
     /// The communicator's.
     pub(crate) fn forward(&self, cx: &Context<'_>, params: &Buffers) -> Result<Buffer> {
+        params.settle(self.weight.bucket)?;
         let dims = self.dims(cx);
         let mut x = cx.workspace.take(dims.tokens * dims.width);
         // A rank has zeros for the ids of the others.
@@ -71,7 +72,7 @@ impl Embedding {
     pub(crate) fn backward(
         &self,
         cx: &Context<'_>,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         dx: &[f32], // [S, D]
     ) -> Result<()> {
         let dx = cx.gather(dx, self.width)?;

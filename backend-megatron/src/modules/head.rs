@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     tensor_parallel::{Gathered, TensorShape},
-    weights::{Buffers, LayoutBuilder, TensorRef},
+    weights::{Buffers, LayoutBuilder, Sums, TensorRef},
     workspace::Buffer,
 };
 
@@ -155,7 +155,7 @@ impl Head {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         mut saved: SavedHead,
         gradients: &HeadGradients,
     ) -> Result<Buffer> {
@@ -186,7 +186,7 @@ impl Head {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         x: &[f32], // [S, D]
         request: HeadRequest,
         gradients: &HeadGradients,
@@ -250,6 +250,7 @@ impl Head {
     }
 
     fn gather(&self, cx: &Context<'_>, params: &Buffers, x: &[f32]) -> Result<NormedRows> {
+        params.settle(self.bucket)?;
         let rows = cx.own_scored_rows();
         let mut gathered = cx.workspace.take(rows.len() * self.norm.width);
         let dims = self.row_dims(&rows, x);
@@ -338,7 +339,7 @@ impl Head {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         input: &NormedRows,
         dlogits: &[f32], // [rows, V]
         rows: Range<usize>,
@@ -357,7 +358,7 @@ impl Head {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         input: NormedRows,
         dnormed: Buffer, // [N, D], this rank's words' part
     ) -> Result<Buffer> {

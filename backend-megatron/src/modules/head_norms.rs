@@ -10,7 +10,7 @@ use super::{
     attention::{Heads, bands, pair},
 };
 use crate::{
-    weights::{Buffers, TensorRef},
+    weights::{Buffers, Sums, TensorRef},
     workspace::Buffer,
 };
 
@@ -75,7 +75,7 @@ impl HeadNorms {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         h: Heads,
         saved: &SavedHeadNorms,
         qkv: &[f32],      // [T, (H + 2K) E]

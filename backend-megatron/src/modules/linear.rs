@@ -11,7 +11,7 @@ use drivetrain_kernels::ops::{
 
 use super::{Context, planned};
 use crate::{
-    weights::{Buffers, TensorRef},
+    weights::{Buffers, Sums, TensorRef},
     workspace::Buffer,
 };
 
@@ -51,7 +51,7 @@ impl Linear {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         dy: &[f32],
         x: &[f32],
     ) -> Result<Buffer> {
@@ -94,7 +94,7 @@ impl Linear {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         dy: &[f32],
         x: &[f32],
     ) -> Result<Buffer> {
@@ -109,7 +109,7 @@ impl Linear {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         dy: &[f32],     // [T, N]
         x: &[f32],      // [T, D]
         dx: &mut [f32], // [T, D]

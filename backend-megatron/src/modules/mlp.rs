@@ -6,7 +6,7 @@ use drivetrain_core::{Result, config::RecomputeModule, model::ModelSpec, plan::P
 use super::{Context, Keep, Kept, linear::Linear, planned, swiglu};
 use crate::{
     tensor_parallel::TensorShape,
-    weights::{Buffers, LayoutBuilder},
+    weights::{Buffers, LayoutBuilder, Sums},
     workspace::Buffer,
 };
 
@@ -85,7 +85,7 @@ impl Mlp {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         saved: SavedMlp,
         dy: &[f32], // [S, D]
         x: &[f32],  // [S, D]

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     expert_parallel::{Dispatch, ExpertShape},
-    weights::{Buffers, LayoutBuilder, TensorRef},
+    weights::{Buffers, LayoutBuilder, Sums, TensorRef},
     workspace::Buffer,
 };
 
@@ -163,7 +163,7 @@ impl Moe {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         saved: SavedMoe,
         dy: &[f32], // [S, D]
         x: &[f32],  // [S, D]
@@ -224,7 +224,7 @@ impl Moe {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         dispatch: &Dispatch,
         (rows, gate_up, activation): (&[f32], &[f32], Buffer),
         dout: Buffer, // [R, D]

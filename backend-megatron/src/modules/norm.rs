@@ -9,7 +9,7 @@ use drivetrain_kernels::{
 use super::{Context, planned};
 use crate::{
     tensor_parallel::TensorShape,
-    weights::{Buffers, LayoutBuilder, TensorRef},
+    weights::{Buffers, LayoutBuilder, Sums, TensorRef},
     workspace::Buffer,
 };
 
@@ -92,7 +92,7 @@ impl Norm {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         saved: &SavedNorm,
         dy: &[f32],     // [S, D]
         x: &[f32],      // [S, D]

@@ -18,7 +18,7 @@ use drivetrain_kernels::ops::{
 };
 
 use super::{Context, planned};
-use crate::weights::{Buffers, LayoutBuilder, TensorRef};
+use crate::weights::{Buffers, LayoutBuilder, Sums, TensorRef};
 
 /// Weight [X, D].
 #[derive(Debug, Clone)]
@@ -227,7 +227,7 @@ impl Router {
         &self,
         cx: &Context<'_>,
         params: &Buffers,
-        grads: &mut Buffers,
+        grads: &mut Sums,
         routed: &Routed,
         d_weights: &[f32], // [M, k]
         x: &[f32],         // [M, D]

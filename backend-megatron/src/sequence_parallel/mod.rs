@@ -23,9 +23,8 @@ pub(crate) fn gather(
 ) -> Result<Buffer> {
     let counts = counts(rows, width);
     let mut all = workspace.take(counts.iter().sum());
-    group
-        .all_gather(x.into(), (&mut *all).into(), &counts)?
-        .wait()?;
+    let own = workspace.copy(x).give();
+    group.all_gather(own, (&mut *all).into(), &counts)?.wait()?;
     Ok(all)
 }
 
@@ -36,13 +35,14 @@ pub(crate) fn gather(
 pub(crate) fn reduce(
     group: &dyn Communicator,
     workspace: &Workspace,
-    x: &[f32],
+    x: Buffer,
     (rows, width): (&[usize], usize),
 ) -> Result<Buffer> {
     let counts = counts(rows, width);
+    let x = x.give();
     let mut own = workspace.take(counts[group.rank()]);
     group
-        .reduce_scatter(x.into(), (&mut *own).into(), &counts, ReduceOp::Sum)?
+        .reduce_scatter(x, (&mut *own).into(), &counts, ReduceOp::Sum)?
         .wait()?;
     Ok(own)
 }

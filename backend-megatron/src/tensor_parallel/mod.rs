@@ -116,7 +116,7 @@ impl TensorParallel {
         rows: (&[usize], usize),
     ) -> Result<Buffer> {
         if self.shape.sequence {
-            return sequence_parallel::reduce(self.group(), workspace, &partial, rows);
+            return sequence_parallel::reduce(self.group(), workspace, partial, rows);
         }
         if !self.is_alone() {
             let whole = (&mut *partial).into();

@@ -1,8 +1,10 @@
 //! Values: of every operation, at every size, uneven counts and empty shares among them.
 
+use std::sync::Arc;
+
 use drivetrain_core::{
-    Result, View, ViewMut,
-    communicator::{Communicator, ReduceOp},
+    Buffer, Result, ViewMut,
+    communicator::{Communicator, Input, ReduceOp, Shared},
 };
 use half::bf16;
 
@@ -108,7 +110,7 @@ fn sums_in_rank_order(launch: &Launch, findings: &mut Findings) -> Result<()> {
         let input = [terms[c.rank()]; 4];
         let mut part = [f32::NAN];
         c.reduce_scatter(
-            View::F32(&input),
+            (&input[..]).into(),
             ViewMut::F32(&mut part),
             &[1; 4],
             ReduceOp::Sum,
@@ -147,6 +149,17 @@ fn all_gather_uneven(launch: &Launch, findings: &mut Findings) -> Result<()> {
             let parts = counts.iter().enumerate();
             let expected: Vec<_> = parts.flat_map(|(r, &n)| wide(&values(r, n))).collect();
             f.check("gathered", "", &wide(&output), &expected, Bound::Exact);
+            let shared = Shared::new(Arc::new(Buffer::from(input)));
+            let parts = c.all_gather_shared(shared, &counts)?.wait()?;
+            let lens = parts.iter().map(|p| p.as_view().len() as f64);
+            let lens: Vec<_> = lens.collect();
+            let counted: Vec<_> = counts.iter().map(|&n| n as f64).collect();
+            f.check("counts of parts", "", &lens, &counted, Bound::Exact);
+            let mut joined = Vec::new();
+            for part in &parts {
+                joined.extend_from_slice(part.as_view().as_f32()?);
+            }
+            f.check("parts", "", &wide(&joined), &expected, Bound::Exact);
             Ok(())
         })?;
     }
@@ -168,6 +181,16 @@ fn reduce_scatter_uneven(launch: &Launch, findings: &mut Findings) -> Result<()>
             )?
             .wait()?;
             let start: usize = counts[..c.rank()].iter().sum();
+            // The same out of a part of a buffer that is given away.
+            let mut wider = vec![f32::NAN; 3];
+            wider.extend(&input);
+            let shared = Shared::new(Arc::new(Buffer::from(wider))).slice(3..3 + total);
+            let mut again = vec![f32::NAN; counts[c.rank()]];
+            let given = Input::Shared(shared);
+            c.reduce_scatter(given, (&mut again).into(), &counts, ReduceOp::Sum)?
+                .wait()?;
+            let own = wide(&output);
+            f.check("given away", "", &wide(&again), &own, Bound::Exact);
             let sum = |i| (0..world).map(|r| value(r, i)).sum();
             let expected: Vec<f64> = (start..start + counts[c.rank()]).map(sum).collect();
             f.check("scattered", "", &wide(&output), &expected, Bound::Exact);

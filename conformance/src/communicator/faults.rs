@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use drivetrain_core::{
-    Error, ErrorKind, Result, View, ViewMut,
+    Error, ErrorKind, Result, ViewMut,
     communicator::{Communicator, ReduceOp},
 };
 
@@ -113,7 +113,7 @@ fn counts_must_fit(launch: &Launch, findings: &mut Findings) -> Result<()> {
         let input = [1.0f32; 3];
         let mut output = [f32::NAN; 4];
         let short = c
-            .all_gather(View::F32(&input), ViewMut::F32(&mut output), &[2, 2])
+            .all_gather((&input[..]).into(), ViewMut::F32(&mut output), &[2, 2])
             .and_then(|work| work.wait());
         f.fact("an input of another length", short.is_err());
         Ok(())

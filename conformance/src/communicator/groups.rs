@@ -1,6 +1,6 @@
 //! Subgroups: their ranks follow the given order, and they do not disturb each other.
 
-use drivetrain_core::{Result, View, ViewMut, communicator::ReduceOp};
+use drivetrain_core::{Result, ViewMut, communicator::ReduceOp};
 
 use super::{Body, Launch, each_rank};
 use crate::suite::Findings;
@@ -61,7 +61,7 @@ fn subgroup_order(launch: &Launch, findings: &mut Findings) -> Result<()> {
         let own = [me as f32];
         let mut all = [f32::NAN; 2];
         group
-            .all_gather(View::F32(&own), ViewMut::F32(&mut all), &[1, 1])?
+            .all_gather((&own[..]).into(), ViewMut::F32(&mut all), &[1, 1])?
             .wait()?;
         f.fact("gathered in its order", all == [2.0, 0.0]);
         let mut root = [me as f32];

@@ -2,8 +2,8 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Communicator, ReduceOp, Work};
-use crate::{Buffer, DType, Error, Result, View, ViewMut};
+use super::{Communicator, Input, ReduceOp, Shared, Work};
+use crate::{Buffer, DType, Error, Result, ViewMut};
 
 /// What is done before each operation of a communicator.
 pub trait Intercept: fmt::Debug + Send + Sync + 'static {
@@ -62,7 +62,7 @@ impl<I: Intercept> Communicator for Intercepted<I> {
 
     fn all_gather<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         output: ViewMut<'a>,
         counts: &[usize],
     ) -> Result<Work<'a>> {
@@ -70,14 +70,24 @@ impl<I: Intercept> Communicator for Intercepted<I> {
         self.inner.all_gather(input, output, counts)
     }
 
+    fn all_gather_shared(
+        &self,
+        input: Shared,
+        counts: &[usize],
+    ) -> Result<Work<'static, Vec<Shared>>> {
+        let bytes = counts.iter().sum::<usize>() * input.as_view().dtype().size();
+        self.before("all_gather", bytes)?;
+        self.inner.all_gather_shared(input, counts)
+    }
+
     fn reduce_scatter<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         output: ViewMut<'a>,
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<Work<'a>> {
-        self.before("reduce_scatter", input.num_bytes())?;
+        self.before("reduce_scatter", input.as_view().num_bytes())?;
         self.inner.reduce_scatter(input, output, counts, op)
     }
 
@@ -88,12 +98,12 @@ impl<I: Intercept> Communicator for Intercepted<I> {
 
     fn all_to_all<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         send_counts: &[usize],
         output: ViewMut<'a>,
         receive_counts: &[usize],
     ) -> Result<Work<'a>> {
-        self.before("all_to_all", input.num_bytes())?;
+        self.before("all_to_all", input.as_view().num_bytes())?;
         self.inner
             .all_to_all(input, send_counts, output, receive_counts)
     }
@@ -110,12 +120,12 @@ impl<I: Intercept> Communicator for Intercepted<I> {
 
     fn exchange<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         to: usize,
         output: ViewMut<'a>,
         from: usize,
     ) -> Result<Work<'a>> {
-        self.before("exchange", input.num_bytes())?;
+        self.before("exchange", input.as_view().num_bytes())?;
         self.inner.exchange(input, to, output, from)
     }
 

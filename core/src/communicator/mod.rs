@@ -1,8 +1,8 @@
 //! Collective operations among ranks.
 //!
 //! Ranks run SPMD: every member of a group calls the same operations in the same order. Each operation starts
-//! at the call and ends in [`Work::wait`]; views are borrowed until then. Reductions add in rank order, so
-//! every member gets the same bits.
+//! at the call and ends in [`Work::wait`]; views are borrowed until then. Inputs are borrowed or shared
+//! ([`Input`]). Reductions add in rank order, so every member gets the same bits.
 //!
 //! Messages from one rank to one other are matched by their order alone, whichever of [`Communicator::send`],
 //! [`Communicator::receive`] and [`Communicator::exchange`] they pass through. Waiting for a send may take until
@@ -13,16 +13,18 @@ mod agree;
 mod intercepted;
 mod local;
 mod recording;
+mod shared;
 mod work;
 
 pub use intercepted::{Intercept, Intercepted};
 pub use local::{LocalCommunicator, LocalOptions};
 pub use recording::{CollectiveStats, Recorder};
+pub use shared::{Input, Shared, SharedBuffer};
 pub use work::Work;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::{Buffer, DType, Error, Result, View, ViewMut};
+use crate::{Buffer, DType, Error, Result, ViewMut};
 
 /// How elements combine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,15 +67,23 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// Concatenates every member's input in rank order. `counts[r]` elements come from rank r; 0 is legal.
     fn all_gather<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         output: ViewMut<'a>,
         counts: &[usize],
     ) -> Result<Work<'a>>;
 
+    /// Every member's input, in rank order; `counts[r]` elements are rank r's. Nothing is borrowed: the operation may
+    /// be under way while other work goes on, and its outcome is put where it belongs when that is needed.
+    fn all_gather_shared(
+        &self,
+        input: Shared,
+        counts: &[usize],
+    ) -> Result<Work<'static, Vec<Shared>>>;
+
     /// Reduces the input over all members and leaves rank r with its `counts[r]` elements; 0 is legal.
     fn reduce_scatter<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         output: ViewMut<'a>,
         counts: &[usize],
         op: ReduceOp,
@@ -85,7 +95,7 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// Sends `send_counts[r]` elements to each rank r and receives `receive_counts[r]` from it, in rank order.
     fn all_to_all<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         send_counts: &[usize],
         output: ViewMut<'a>,
         receive_counts: &[usize],
@@ -100,7 +110,7 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// Sends to one rank and receives from one, which may be the same, as one operation: a step of a ring.
     fn exchange<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         to: usize,
         output: ViewMut<'a>,
         from: usize,

@@ -15,7 +15,10 @@ pub struct Work<'a, T = ()> {
 
 enum State<'a, T> {
     Done(T),
-    Pending(Box<dyn FnOnce() -> Result<T> + Send + 'a>),
+    Pending {
+        ready: Box<dyn Fn() -> bool + Send + 'a>,
+        finish: Box<dyn FnOnce() -> Result<T> + Send + 'a>,
+    },
 }
 
 impl Work<'_> {
@@ -31,8 +34,27 @@ impl<'a, T> Work<'a, T> {
     /// An operation that `finish` completes (and for which it may block, up to the timeout). What is to happen if it
     /// is dropped instead, `finish` does as it is dropped.
     pub fn pending(finish: impl FnOnce() -> Result<T> + Send + 'a) -> Self {
+        Self::polled(|| false, finish)
+    }
+
+    /// As [`Self::pending`], of a transport that can say whether `finish` would block.
+    pub fn polled(
+        ready: impl Fn() -> bool + Send + 'a,
+        finish: impl FnOnce() -> Result<T> + Send + 'a,
+    ) -> Self {
         Self {
-            state: State::Pending(Box::new(finish)),
+            state: State::Pending {
+                ready: Box::new(ready),
+                finish: Box::new(finish),
+            },
+        }
+    }
+
+    /// Whether [`Self::wait`] is known not to block: a chance to finish early, never a duty.
+    pub fn is_ready(&self) -> bool {
+        match &self.state {
+            State::Done(_) => true,
+            State::Pending { ready, .. } => ready(),
         }
     }
 
@@ -43,7 +65,7 @@ impl<'a, T> Work<'a, T> {
     pub fn wait(self) -> Result<T> {
         match self.state {
             State::Done(value) => Ok(value),
-            State::Pending(finish) => finish(),
+            State::Pending { finish, .. } => finish(),
         }
     }
 }
@@ -51,7 +73,7 @@ impl<'a, T> Work<'a, T> {
 impl<T> fmt::Debug for Work<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Work")
-            .field("pending", &matches!(self.state, State::Pending(_)))
+            .field("pending", &matches!(self.state, State::Pending { .. }))
             .finish()
     }
 }

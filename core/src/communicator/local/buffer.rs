@@ -4,39 +4,60 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use crate::{Buffer, DType, Error, ErrorKind, Result, View, ViewMut, communicator::ReduceOp};
+use crate::{
+    Buffer, Error, ErrorKind, Result, View, ViewMut,
+    communicator::{Input, ReduceOp, Shared},
+};
 
-/// A rank's input: what it gave away, or a copy.
+/// A rank's input: what it gave away or shares, or a copy.
 #[derive(Debug)]
 pub(super) struct Payload {
-    data: Buffer,
+    data: Data,
     counts: Vec<usize>,
+}
+
+#[derive(Debug)]
+enum Data {
+    /// For one rank, which gets it.
+    Given(Buffer),
+    /// For whoever reads it.
+    Shared(Shared),
 }
 
 impl Payload {
     /// Of a rank that gives nothing.
     pub(super) fn empty() -> Self {
-        Self::new(Buffer::U8(Vec::new()))
+        Self::given(Buffer::U8(Vec::new()))
     }
 
-    pub(super) fn new(data: Buffer) -> Self {
+    pub(super) fn given(buffer: Buffer) -> Self {
+        Self::new(Data::Given(buffer))
+    }
+
+    fn new(data: Data) -> Self {
         Self {
             data,
             counts: Vec::new(),
         }
     }
 
-    pub(super) fn copy(operation: &'static str, view: View<'_>) -> Result<Self> {
-        let device = view.device();
-        let data = Buffer::copy(view).ok_or_else(|| {
+    pub(super) fn of(operation: &'static str, input: Input<'_>) -> Result<Self> {
+        let host = match &input {
+            Input::Shared(shared) => {
+                let host = shared.as_view().host_bytes().is_some();
+                host.then(|| shared.clone())
+            }
+            Input::Borrowed(view) => Buffer::copy(*view).map(|copy| Shared::new(Arc::new(copy))),
+        };
+        let data = host.ok_or_else(|| {
             Error::new(
                 ErrorKind::Unsupported,
                 operation,
                 "thread ranks communicate host memory only",
             )
-            .with("found", format!("{device:?}"))
+            .with("found", format!("{:?}", input.as_view().device()))
         })?;
-        Ok(Self::new(data))
+        Ok(Self::new(Data::Shared(data)))
     }
 
     pub(super) fn with_counts(mut self, counts: &[usize]) -> Self {
@@ -48,22 +69,32 @@ impl Payload {
         &self.counts
     }
 
-    pub(super) fn dtype(&self) -> DType {
-        self.data.dtype()
+    pub(super) fn as_view(&self) -> View<'_> {
+        match &self.data {
+            Data::Given(buffer) => buffer.as_view(),
+            Data::Shared(shared) => shared.as_view(),
+        }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.data.len()
+    /// What a collective was given.
+    pub(super) fn shared(&self) -> Option<&Shared> {
+        match &self.data {
+            Data::Given(_) => None,
+            Data::Shared(shared) => Some(shared),
+        }
     }
 
-    pub(super) fn into_buffer(self) -> Buffer {
-        self.data
+    /// For its only receiver.
+    pub(super) fn into_buffer(self) -> Option<Buffer> {
+        match self.data {
+            Data::Given(buffer) => Some(buffer),
+            Data::Shared(shared) => Buffer::copy(shared.as_view()),
+        }
     }
 
     /// `T` is of the data's dtype (descriptors were compared), or a byte.
     fn elements<T: bytemuck::AnyBitPattern>(&self, start: usize, len: usize) -> &[T] {
-        let view = self.data.as_view();
-        let bytes = view.host_bytes().unwrap_or_default();
+        let bytes = self.as_view().host_bytes().unwrap_or_default();
         let size = size_of::<T>();
         bytemuck::cast_slice(&bytes[start * size..(start + len) * size])
     }
@@ -80,7 +111,7 @@ pub(super) fn copy_into(
     if len == 0 {
         return Ok(());
     }
-    let size = payload.dtype().size();
+    let size = payload.as_view().dtype().size();
     let Some(bytes) = output.host_bytes_mut() else {
         return Err(device_output());
     };
@@ -109,7 +140,7 @@ pub(super) fn reduce_into(
     Ok(())
 }
 
-fn device_output() -> Error {
+pub(super) fn device_output() -> Error {
     Error::new(
         ErrorKind::Unsupported,
         "receive",

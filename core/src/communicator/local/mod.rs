@@ -1,8 +1,8 @@
 //! Ranks as threads of one process.
 //!
-//! An operation deposits a copy of its input at the call and finishes in [`Work::wait`], where every rank
-//! reads the others' deposits and reduces them itself, in rank order: the same bits on each. A buffer that is sent is
-//! not copied: its receiver gets it.
+//! An operation deposits its input at the call, a copy where it is borrowed, and finishes in [`Work::wait`], where
+//! every rank reads the others' deposits and reduces them itself, in rank order: the same bits on each. A buffer that is
+//! sent is not copied: its receiver gets it.
 
 mod buffer;
 mod checks;
@@ -14,11 +14,11 @@ use std::{
     time::Duration,
 };
 
-use buffer::{Payload, copy_into, reduce_into};
+use buffer::{Payload, copy_into, device_output, reduce_into};
 use world::{Call, Descriptor, Receipt, Ticket, World};
 
-use super::{Communicator, ReduceOp, Work};
-use crate::{Buffer, DType, Error, ErrorKind, Result, View, ViewMut};
+use super::{Communicator, Input, ReduceOp, Shared, Work};
+use crate::{Buffer, DType, Error, ErrorKind, Result, ViewMut};
 
 /// How thread ranks communicate.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -102,15 +102,19 @@ impl LocalCommunicator {
     }
 
     /// Deposits and returns what finishes with all members' deposits.
-    fn collective<'a>(
+    fn collective<'a, T>(
         &self,
         descriptor: Descriptor,
         input: Payload,
-        finish: impl FnOnce(&[Arc<Payload>]) -> Result<()> + Send + 'a,
-    ) -> Result<Work<'a>> {
+        finish: impl FnOnce(&[Arc<Payload>]) -> Result<T> + Send + 'a,
+    ) -> Result<Work<'a, T>> {
         let call = self.call(self.next_collective(), descriptor);
+        let (world, group, sequence) = (Arc::clone(&self.world), call.group, call.sequence);
         let ticket = Ticket::deposit(&self.world, call, input)?;
-        Ok(Work::pending(move || finish(&ticket.collect()?)))
+        Ok(Work::polled(
+            move || world.is_complete(group, sequence),
+            move || finish(&ticket.collect()?),
+        ))
     }
 
     fn post(&self, operation: &'static str, payload: Payload, to: usize) -> Result<()> {
@@ -174,7 +178,7 @@ impl Communicator for LocalCommunicator {
     fn all_reduce<'a>(&self, mut buffer: ViewMut<'a>, op: ReduceOp) -> Result<Work<'a>> {
         let len = buffer.len();
         let descriptor = Descriptor::new("all_reduce", buffer.dtype(), vec![len]).reducing(op);
-        let input = Payload::copy("all_reduce", buffer.as_view())?;
+        let input = Payload::of("all_reduce", buffer.as_view().into())?;
         self.collective(descriptor, input, move |deposits| {
             reduce_into(&mut buffer, deposits, 0, op)
         })
@@ -182,20 +186,20 @@ impl Communicator for LocalCommunicator {
 
     fn all_gather<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         mut output: ViewMut<'a>,
         counts: &[usize],
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "all_gather";
         self.check_counts(OPERATION, counts)?;
-        self.check_dtype(OPERATION, input.dtype(), output.dtype())?;
-        self.check_len(OPERATION, counts[self.rank], input.len())?;
+        self.check_dtype(OPERATION, input.as_view().dtype(), output.dtype())?;
+        self.check_len(OPERATION, counts[self.rank], input.as_view().len())?;
         self.check_len(OPERATION, counts.iter().sum(), output.len())?;
-        let descriptor = Descriptor::new(OPERATION, input.dtype(), counts.to_vec());
+        let descriptor = Descriptor::new(OPERATION, input.as_view().dtype(), counts.to_vec());
         let counts = counts.to_vec();
         self.collective(
             descriptor,
-            Payload::copy(OPERATION, input)?,
+            Payload::of(OPERATION, input)?,
             move |deposits| {
                 for (rank, deposit) in deposits.iter().enumerate() {
                     copy_into(&mut output, offset(&counts, rank), deposit, 0, counts[rank])?;
@@ -205,23 +209,40 @@ impl Communicator for LocalCommunicator {
         )
     }
 
+    fn all_gather_shared(
+        &self,
+        input: Shared,
+        counts: &[usize],
+    ) -> Result<Work<'static, Vec<Shared>>> {
+        const OPERATION: &str = "all_gather";
+        self.check_counts(OPERATION, counts)?;
+        self.check_len(OPERATION, counts[self.rank], input.as_view().len())?;
+        let descriptor = Descriptor::new(OPERATION, input.as_view().dtype(), counts.to_vec());
+        let payload = Payload::of(OPERATION, Input::Shared(input))?;
+        self.collective(descriptor, payload, |deposits| {
+            let shared = deposits.iter().map(|d| d.shared().cloned());
+            shared.collect::<Option<_>>().ok_or_else(device_output)
+        })
+    }
+
     fn reduce_scatter<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         mut output: ViewMut<'a>,
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "reduce_scatter";
         self.check_counts(OPERATION, counts)?;
-        self.check_dtype(OPERATION, input.dtype(), output.dtype())?;
-        self.check_len(OPERATION, counts.iter().sum(), input.len())?;
+        let dtype = input.as_view().dtype();
+        self.check_dtype(OPERATION, dtype, output.dtype())?;
+        self.check_len(OPERATION, counts.iter().sum(), input.as_view().len())?;
         self.check_len(OPERATION, counts[self.rank], output.len())?;
-        let descriptor = Descriptor::new(OPERATION, input.dtype(), counts.to_vec()).reducing(op);
+        let descriptor = Descriptor::new(OPERATION, dtype, counts.to_vec()).reducing(op);
         let start = offset(counts, self.rank);
         self.collective(
             descriptor,
-            Payload::copy(OPERATION, input)?,
+            Payload::of(OPERATION, input)?,
             move |deposits| reduce_into(&mut output, deposits, start, op),
         )
     }
@@ -233,7 +254,7 @@ impl Communicator for LocalCommunicator {
         let descriptor = Descriptor::new(OPERATION, buffer.dtype(), vec![len, root]);
         let is_root = self.rank == root;
         let input = if is_root {
-            Payload::copy(OPERATION, buffer.as_view())?
+            Payload::of(OPERATION, buffer.as_view().into())?
         } else {
             Payload::empty()
         };
@@ -248,7 +269,7 @@ impl Communicator for LocalCommunicator {
 
     fn all_to_all<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         send_counts: &[usize],
         mut output: ViewMut<'a>,
         receive_counts: &[usize],
@@ -256,11 +277,12 @@ impl Communicator for LocalCommunicator {
         const OPERATION: &str = "all_to_all";
         self.check_counts(OPERATION, send_counts)?;
         self.check_counts(OPERATION, receive_counts)?;
-        self.check_len(OPERATION, send_counts.iter().sum(), input.len())?;
+        let dtype = input.as_view().dtype();
+        self.check_len(OPERATION, send_counts.iter().sum(), input.as_view().len())?;
         self.check_len(OPERATION, receive_counts.iter().sum(), output.len())?;
-        self.check_dtype(OPERATION, input.dtype(), output.dtype())?;
-        let descriptor = Descriptor::new(OPERATION, input.dtype(), Vec::new());
-        let payload = Payload::copy(OPERATION, input)?.with_counts(send_counts);
+        self.check_dtype(OPERATION, dtype, output.dtype())?;
+        let descriptor = Descriptor::new(OPERATION, dtype, Vec::new());
+        let payload = Payload::of(OPERATION, input)?.with_counts(send_counts);
         let (rank, receive_counts, label) =
             (self.rank, receive_counts.to_vec(), self.label.clone());
         let members = self.members.clone();
@@ -293,28 +315,30 @@ impl Communicator for LocalCommunicator {
     }
 
     fn send(&self, buffer: Buffer, to: usize) -> Result<Work<'static>> {
-        self.post("send", Payload::new(buffer), to)?;
+        self.post("send", Payload::given(buffer), to)?;
         Ok(Work::done())
     }
 
     fn receive(&self, dtype: DType, len: usize, from: usize) -> Result<Work<'static, Buffer>> {
         let receipt = self.expect("receive", dtype, len, from)?;
-        Ok(Work::pending(move || Ok(receipt.take()?.into_buffer())))
+        Ok(Work::polled(receipt.arrival(), move || {
+            receipt.take()?.into_buffer().ok_or_else(device_output)
+        }))
     }
 
     fn exchange<'a>(
         &self,
-        input: View<'a>,
+        input: Input<'a>,
         to: usize,
         mut output: ViewMut<'a>,
         from: usize,
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "exchange";
         self.check_peer(OPERATION, from)?;
-        self.post(OPERATION, Payload::copy(OPERATION, input)?, to)?;
+        self.post(OPERATION, Payload::of(OPERATION, input)?, to)?;
         let len = output.len();
         let receipt = self.expect(OPERATION, output.dtype(), len, from)?;
-        Ok(Work::pending(move || {
+        Ok(Work::polled(receipt.arrival(), move || {
             copy_into(&mut output, 0, &receipt.take()?, 0, len)
         }))
     }

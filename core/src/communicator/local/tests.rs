@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::launch::run_ranks;
+use crate::{View, communicator::SharedBuffer, launch::run_ranks};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -19,6 +19,87 @@ fn an_output_of_another_dtype_is_refused() {
         refused(comm.all_gather((&input).into(), (&mut wide).into(), &[4]));
         refused(comm.reduce_scatter((&input).into(), (&mut wide).into(), &[4], ReduceOp::Sum));
         refused(comm.all_to_all((&input).into(), &[4], (&mut wide).into(), &[4]));
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Memory that says when it is let go.
+#[derive(Debug)]
+struct Watched(Vec<f32>, Arc<Mutex<Vec<usize>>>, usize);
+
+impl SharedBuffer for Watched {
+    fn as_view(&self) -> View<'_> {
+        (&self.0).into()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.1.lock().unwrap().push(self.2);
+    }
+}
+
+/// Inputs that are shared are not copied, and go when the last rank is done with them.
+#[test]
+fn a_shared_input_is_read_where_it_lies_and_let_go_once() {
+    let dropped = Arc::new(Mutex::new(Vec::new()));
+    let ranks = run_ranks(3, TIMEOUT, |comm| {
+        let rank = comm.rank();
+        let own = Watched(vec![rank as f32; 4], dropped.clone(), rank);
+        let own: Arc<dyn SharedBuffer> = Arc::new(own);
+        let address = |shared: &Shared| shared.as_view().as_f32().unwrap().as_ptr() as usize;
+        let shared = Shared::new(own.clone()).slice(1..3);
+        let mine = address(&shared);
+        let work = comm.all_gather_shared(shared, &[2; 3])?;
+        let parts = work.wait()?;
+        assert_eq!(parts[rank].as_view().as_f32()?, [rank as f32; 2]);
+        let seen: Vec<usize> = parts.iter().map(address).collect();
+        drop(parts);
+        comm.barrier()?;
+        assert!(!dropped.lock().unwrap().contains(&rank));
+        let mut sum = [0.0f32; 4];
+        let given = Input::Shared(Shared::new(own));
+        let counts = [4, 0, 0];
+        let work = comm.reduce_scatter(
+            given,
+            (&mut sum[..counts[rank]]).into(),
+            &counts,
+            ReduceOp::Sum,
+        )?;
+        work.wait()?;
+        assert_eq!(sum[0], if rank == 0 { 3.0 } else { 0.0 });
+        Ok((mine, seen))
+    })
+    .unwrap();
+    let addresses: Vec<usize> = ranks.iter().map(|r| r.0).collect();
+    for (_, seen) in &ranks {
+        assert_eq!(seen, &addresses);
+    }
+    let mut gone = dropped.lock().unwrap().clone();
+    gone.sort_unstable();
+    assert_eq!(gone, [0, 1, 2]);
+}
+
+/// Whether an operation would block can be asked.
+#[test]
+fn work_is_ready_when_all_have_arrived() {
+    run_ranks(2, TIMEOUT, |comm| {
+        let mut values = [1.0f32];
+        if comm.rank() == 0 {
+            let work = comm.all_reduce(ViewMut::F32(&mut values), ReduceOp::Sum)?;
+            assert!(!work.is_ready());
+            comm.send(Buffer::U8(Vec::new()), 1)?.wait()?;
+            comm.receive(DType::U8, 0, 1)?.wait()?;
+            assert!(work.is_ready());
+            work.wait()?;
+        } else {
+            comm.receive(DType::U8, 0, 0)?.wait()?;
+            let work = comm.all_reduce(ViewMut::F32(&mut values), ReduceOp::Sum)?;
+            comm.send(Buffer::U8(Vec::new()), 0)?.wait()?;
+            work.wait()?;
+        }
+        assert_eq!(values, [2.0]);
         Ok(())
     })
     .unwrap();

@@ -237,6 +237,13 @@ impl World {
         })
     }
 
+    /// Whether every member has deposited, so that none waits any more.
+    pub(super) fn is_complete(&self, group: usize, sequence: u64) -> bool {
+        let state = self.lock();
+        let slot = state.groups[group].slots.get(&sequence);
+        slot.is_some_and(|slot| slot.deposits.iter().all(Option::is_some))
+    }
+
     /// Counts this rank's part as collected.
     fn skip(&self, call: &Call) {
         let mut state = self.lock();
@@ -370,12 +377,19 @@ impl Receipt {
         }
     }
 
+    /// Whether the message has come.
+    pub(super) fn arrival(&self) -> impl Fn() -> bool + Send + use<> {
+        let (world, key) = (Arc::clone(&self.world), self.call.key(self.from));
+        move || world.lock().posted.contains_key(&key)
+    }
+
     /// Waits for the message, which must be what was expected.
     pub(super) fn take(mut self) -> Result<Payload> {
         self.open = false;
         let payload = self.world.take_posted(&self.call, self.from)?;
         let (dtype, len) = (self.call.descriptor.dtype, self.call.descriptor.counts[0]);
-        if (payload.dtype(), payload.len()) == (dtype, len) {
+        let (found, found_len) = (payload.as_view().dtype(), payload.as_view().len());
+        if (found, found_len) == (dtype, len) {
             return Ok(payload);
         }
         let message = "sender and receiver disagree";
@@ -384,7 +398,7 @@ impl Receipt {
             .error(ErrorKind::Defect, message)
             .with("from", self.call.members[self.from])
             .with("expected", format!("{dtype} x {len}"))
-            .with("found", format!("{} x {}", payload.dtype(), payload.len())))
+            .with("found", format!("{found} x {found_len}")))
     }
 }
 
