@@ -57,6 +57,22 @@ impl Outcome {
         let ran = self.listed || !self.cases.is_empty();
         ran && self.unjudged.is_empty() && self.cases.iter().all(|c| c.passed)
     }
+
+    /// Prints the largest shares of tolerances, what was skipped and why (`verbose`: each reason), and what was too
+    /// little; nothing where only names were printed.
+    pub fn print(&self, verbose: bool) {
+        if self.listed {
+            return;
+        }
+        print_largest(self);
+        print_skipped(self, verbose);
+        for shortfall in &self.unjudged {
+            say(format!("FAILED: {shortfall}"));
+        }
+        if self.cases.is_empty() {
+            say("FAILED: no case was selected");
+        }
+    }
 }
 
 impl Suite {
@@ -94,8 +110,13 @@ impl Suite {
             }
         };
         match self.run(&args) {
-            Ok(outcome) if outcome.passed() => ExitCode::SUCCESS,
-            Ok(_) => ExitCode::from(101),
+            Ok(outcome) => {
+                outcome.print(args.verbose);
+                match outcome.passed() {
+                    true => ExitCode::SUCCESS,
+                    false => ExitCode::from(101),
+                }
+            }
             Err(error) => {
                 let _ = writeln!(std::io::stderr(), "{error}");
                 ExitCode::from(error.kind().exit_code())
@@ -103,8 +124,8 @@ impl Suite {
         }
     }
 
-    /// Runs the selected cases and prints them as `cargo test` does, then the largest shares of tolerances
-    /// and what was skipped and why.
+    /// Runs the selected cases and prints them as `cargo test` does. The verdict is the outcome, which
+    /// [`Outcome::print`] prints: a run that is itself under test must not say that something failed.
     ///
     /// # Errors
     /// `File` if the report cannot be written.
@@ -159,9 +180,6 @@ impl Suite {
         let _ = libtest_mimic::run(&args.harness, trials);
         let reports = std::mem::take(&mut *reports.lock().unwrap_or_else(PoisonError::into_inner));
         outcome.cases = reports;
-        if !args.harness.list {
-            print(&outcome, args.verbose);
-        }
         if let Some(path) = &args.report {
             let text = serde_json::to_string_pretty(&outcome.cases);
             let written = text
@@ -262,12 +280,13 @@ pub fn run_case(case: &Case, subject: &Subject) -> CaseReport {
     }
 }
 
-/// A line on stdout. The verdict is the outcome, wherever this ends up.
+/// A line on stdout. Unlike `println!` it does not panic where nobody reads: the verdict is the outcome, wherever this
+/// ends up.
 fn say(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-fn print(outcome: &Outcome, verbose: bool) {
+fn print_largest(outcome: &Outcome) {
     let mut worst: BTreeMap<(&str, &str), (&CaseReport, f64)> = BTreeMap::new();
     for case in &outcome.cases {
         for comparison in case.comparisons.iter().filter(|c| c.tolerance > 0.0) {
@@ -287,6 +306,9 @@ fn print(outcome: &Outcome, verbose: bool) {
             ));
         }
     }
+}
+
+fn print_skipped(outcome: &Outcome, verbose: bool) {
     let mut unasked: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for ((backend, reason), cases) in &outcome.skipped {
         let (reasons, sum) = unasked.entry(backend).or_default();
@@ -304,11 +326,5 @@ fn print(outcome: &Outcome, verbose: bool) {
                 "not asked of {backend}: {cases} cases, for {reasons} reasons (--verbose names them)"
             ));
         }
-    }
-    for shortfall in &outcome.unjudged {
-        say(format!("FAILED: {shortfall}"));
-    }
-    if outcome.cases.is_empty() {
-        say("FAILED: no case was selected");
     }
 }

@@ -35,7 +35,12 @@ pub(super) fn run(args: &ConformArgs, backends: &[Arc<dyn Backend>]) -> Result<E
     };
     let suite = SuiteArgs::parse(args.suite.iter().cloned())
         .map_err(|fault| Error::new(ErrorKind::Config, "conform", fault))?;
-    let Some(outcome) = ending_with_stdout(|| Suite::new(chosen).run(&suite))? else {
+    let run = || -> Result<_> {
+        let outcome = Suite::new(chosen).run(&suite)?;
+        outcome.print(suite.verbose);
+        Ok(outcome)
+    };
+    let Some(outcome) = ending_with_stdout(run)? else {
         return Ok(ExitCode::from(ErrorKind::File.exit_code()));
     };
     Ok(if outcome.passed() {
