@@ -225,3 +225,25 @@ impl<'a> Setting<'a> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{batches, model};
+
+    /// By construction, not by a lucky seed: rounding moves a router's logits by less than a hundredth of this.
+    #[test]
+    fn fixtures_choose_experts_far_from_ties() {
+        let subject = Subject::new(ReferenceBackend::new());
+        let of = |name| (0..16).map(move |seed| (name, seed));
+        for (name, seed) in ["mixtral", "q3_moe"].into_iter().flat_map(of) {
+            let model = model(name);
+            let setting = Setting::new(&model, seed).unwrap();
+            let batch = batches::eight(model.vocab_size, seed).unwrap();
+            let (nll, layout) = (Nll::default(), Layout::default());
+            let step = setting.step(&subject, &batch, &nll, layout).unwrap();
+            let margin = step.metrics.value(ROUTER_MARGIN).unwrap();
+            assert!(margin > 0.02, "{name} of seed {seed}: {margin}");
+        }
+    }
+}
