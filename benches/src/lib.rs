@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Barrier},
     time::{Duration, Instant},
 };
 
@@ -15,9 +15,13 @@ use drivetrain::{
         engine::{Engine, StepOptions, WeightInit, build_engine},
         launch::run_ranks,
         metrics::{peak_resident_bytes, process_cpu_seconds},
-        model::ModelSpec,
+        model::{MlpSpec, ModelSpec},
         objective::Nll,
         plan::MicrobatchLimit,
+    },
+    kernels::{
+        Cpu,
+        ops::gemm::{Gemm, gemm},
     },
 };
 use serde::Serialize;
@@ -92,8 +96,10 @@ pub struct StepCost {
     pub cpu_s_step: f64,
     /// Peak resident MiB of the process over its ranks.
     pub mb_rank: Option<f64>,
-    /// Model FLOPs a CPU second over the GEMM rate of one core measured in the same run.
+    /// Model FLOPs a CPU second over the GEMM rate of one core measured in the same run, at one shape that suits it.
     pub mfu_core: f64,
+    /// The same over the rate that the GEMM library reaches on the step's own products, with all ranks at work.
+    pub mfu_library: f64,
     /// Loss of the first step.
     pub loss: f64,
     /// Steps that were timed.
@@ -264,9 +270,79 @@ pub fn measure(
         cpu_s_step: cpu,
         mb_rank: peak_resident_bytes().map(|b| b as f64 / f64::from(1 << 20)),
         mfu_core: flops / cpu / core,
+        mfu_library: flops / cpu / library_rate(&job, &size.batch()?, ranks, threads)?,
         loss,
         steps,
     })
+}
+
+/// How often the library's products are timed.
+const REPEATS: usize = 3;
+
+/// FLOPs a CPU second of the GEMM library alone: every rank at once makes the products of one layer and of the head,
+/// forward and the two of backward, as often as the step does, out of buffers that stay in place.
+fn library_rate(job: &JobSpec, batch: &Batch, ranks: usize, threads: usize) -> Result<f64> {
+    let (model, cpu) = (&job.model, Cpu::new(threads));
+    let tokens = batch.num_tokens() / ranks;
+    let scored = batch.scored().iter().filter(|&&s| s).count() / ranks;
+    let ffn = match model.layers.first().map(|layer| layer.mlp) {
+        Some(MlpSpec::Dense { ffn_size }) => ffn_size,
+        _ => {
+            let message = "the benchmark's models are dense";
+            return Err(Error::new(ErrorKind::Defect, "measure_gemm", message));
+        }
+    };
+    let (hidden, heads) = (model.hidden_size, model.num_heads * model.head_dim);
+    let qkv = heads + 2 * model.num_kv_heads * model.head_dim;
+    let layers = model.num_layers();
+    // Rows, outputs, inputs, and how often.
+    let products = [
+        (tokens, qkv, hidden, layers),
+        (tokens, hidden, heads, layers),
+        (tokens, 2 * ffn, hidden, layers),
+        (tokens, hidden, ffn, layers),
+        (scored, model.vocab_size, hidden, 1),
+    ];
+    let steps = Barrier::new(ranks + 1);
+    let rank = || {
+        // Written, so that no page is new to the products.
+        let full = |len: usize| vec![0.5_f32; len];
+        let mut operands = products.map(|(rows, outputs, inputs, _)| {
+            let inner = [rows * inputs, outputs * inputs, rows * outputs].map(full);
+            (inner.clone(), inner)
+        });
+        for _ in 0..REPEATS {
+            steps.wait();
+            for ((rows, outputs, inputs, times), (given, made)) in
+                products.iter().zip(&mut operands)
+            {
+                let ([x, w, dy], [dx, dw, y]) = (&*given, made);
+                for _ in 0..*times {
+                    gemm(cpu, &Gemm::nt(*rows, *outputs, *inputs), x, w, y);
+                    gemm(cpu, &Gemm::nn(*rows, *inputs, *outputs), dy, w, dx);
+                    gemm(cpu, &Gemm::tn(*outputs, *inputs, *rows), dy, x, dw);
+                }
+            }
+            steps.wait();
+        }
+    };
+    let flops: usize = products
+        .iter()
+        .map(|(rows, outputs, inputs, times)| 6 * rows * outputs * inputs * times)
+        .sum();
+    let seconds = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..ranks).map(|_| scope.spawn(rank)).collect();
+        let timed = (0..REPEATS).map(|_| {
+            steps.wait();
+            let before = process_cpu_seconds();
+            steps.wait();
+            process_cpu_seconds() - before
+        });
+        let timed: Vec<f64> = timed.collect();
+        drop(workers);
+        timed
+    });
+    Ok((flops * ranks) as f64 / median(seconds.into_iter()))
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

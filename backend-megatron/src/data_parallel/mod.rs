@@ -127,12 +127,90 @@ impl DataParallel {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        sync::mpsc::{Receiver, Sender, channel},
+        sync::{Mutex, atomic::AtomicUsize, atomic::Ordering},
+        time::Duration,
+    };
+
+    use drivetrain_conformance::{fixture::model, suite::Subject};
+    use drivetrain_core::{
+        communicator::{Intercept, Intercepted},
+        engine::Backend,
+        launch::run_ranks,
+    };
+    use drivetrain_kernels::{Cpu, Processor};
+
     use super::*;
+    use crate::{Megatron, model::Model, workspace::Workspace};
 
     #[test]
     fn shares_cover_even_what_does_not_divide() {
         assert_eq!(share_counts(97, 4), [24, 24, 24, 25]);
         assert_eq!(share_counts(1, 3), [0, 0, 1]);
         assert_eq!(share_counts(0, 2), [0, 0]);
+    }
+
+    /// Lets one all-gather through, and the next only when told to.
+    #[derive(Debug)]
+    struct Hold {
+        started: AtomicUsize,
+        go: Option<Mutex<Receiver<()>>>,
+    }
+
+    impl Intercept for Hold {
+        fn before(&self, _: &dyn Communicator, operation: &'static str, _: usize) -> Result<()> {
+            let first =
+                operation != "all_gather" || self.started.fetch_add(1, Ordering::SeqCst) != 1;
+            if let (false, Some(go)) = (first, &self.go) {
+                let told = go.lock().unwrap().recv_timeout(Duration::from_secs(20));
+                told.expect("rank 0 uses the first bucket before rank 1 sends the second");
+            }
+            Ok(())
+        }
+    }
+
+    /// The forward of the first layers does not wait for the weights of the last.
+    #[test]
+    fn a_bucket_is_there_before_the_next_is_sent() {
+        let mut job = Subject::new(Megatron).job(&model("dense"));
+        job.config.parallel.data_parallel_size = 2;
+        let plan = Megatron.plan(&job).unwrap();
+        let (tell, go): (Sender<()>, _) = channel();
+        let go = Mutex::new(Some(go));
+        run_ranks(2, Duration::from_secs(30), |world| {
+            let rank = world.rank();
+            let held = go.lock().unwrap().take_if(|_| rank == 1);
+            let hold = Hold {
+                started: AtomicUsize::new(0),
+                go: held.map(Mutex::new),
+            };
+            let world: Arc<dyn Communicator> = Arc::new(Intercepted::new(world, Arc::new(hold)));
+            let layout = Model::new(&plan, rank)?.layout;
+            let data = DataParallel::new(&*world, &layout)?;
+            let processor = Processor::from(Cpu::new(1));
+            let pool = Workspace::new(processor.clone());
+            let mut values = Buffers::zeros(&layout, &processor);
+            for region in 0..data.num_regions() {
+                let bucket = data.region(region).bucket;
+                values.bucket_mut(bucket)[data.own(region)].fill(rank as f32 + 1.0);
+            }
+            let share = |region| pool.take(data.own(region).len());
+            data.gather(&mut values, Some(1), share)?;
+            values.settle(0)?;
+            if rank == 0 {
+                tell.send(()).unwrap();
+            }
+            values.settle_all()?;
+            for region in 0..data.num_regions() {
+                let Region { bucket, range, .. } = data.region(region);
+                let own = share_counts(range.len(), 2);
+                let found = &values.bucket(*bucket)[range.clone()];
+                assert!(found[..own[0]].iter().all(|&v| v == 1.0));
+                assert!(found[own[0]..].iter().all(|&v| v == 2.0));
+            }
+            Ok(())
+        })
+        .unwrap();
     }
 }
