@@ -73,8 +73,13 @@ impl Backend for Megatron {
         }
     }
 
+    fn options_schema(&self) -> Option<schemars::Schema> {
+        Some(schemars::schema_for!(Options))
+    }
+
     fn check(&self, job: &JobSpec) -> Vec<Diagnostic> {
-        device::faults(job)
+        let faults = device::faults(job);
+        faults.into_iter().chain(Options::faults(job)).collect()
     }
 
     fn plan(&self, job: &JobSpec) -> Result<TrainPlan> {
@@ -108,6 +113,10 @@ impl Backend for MegatronOn {
         capability
     }
 
+    fn options_schema(&self) -> Option<schemars::Schema> {
+        Megatron.options_schema()
+    }
+
     fn check(&self, job: &JobSpec) -> Vec<Diagnostic> {
         Megatron.check(job)
     }
@@ -123,6 +132,7 @@ impl Backend for MegatronOn {
         init: WeightInit<'_>,
     ) -> Result<Box<dyn Engine>> {
         let processor = device::open(plan, &*world, self.0)?;
+        let world = device::connect(plan, world)?;
         Ok(Box::new(MegatronEngine::new(
             plan, processor, &world, init,
         )?))

@@ -4,7 +4,7 @@
 //! takes the host's. A device's first fault stays, and what comes after it does nothing: so a rank whose device has
 //! failed meets the others where all agree on the outcome, and all get the error.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use drivetrain_core::{
     Diagnostic, Error, ErrorKind, Result,
@@ -16,6 +16,8 @@ use drivetrain_kernels::{
     Cpu, Processor,
     cuda::{CudaError, Unified, ops},
 };
+
+use crate::options::{Collectives, Options};
 
 /// The kinds that this build can compute on.
 pub(crate) fn kinds() -> BTreeSet<String> {
@@ -32,8 +34,6 @@ pub(crate) fn kinds() -> BTreeSet<String> {
 /// Where there is none, or what it needs is missing.
 #[cfg(feature = "cuda")]
 pub(crate) fn gpu(rank: usize) -> Result<Unified, CudaError> {
-    use std::sync::Arc;
-
     use drivetrain_kernels::cuda::{Device, Gpu};
 
     let gpu = Gpu::open(rank % Gpu::count()?.max(1))?;
@@ -72,6 +72,28 @@ pub(crate) fn open(
                     .caused_by(cause)
             });
             world.agree("open_device", opened).map(Processor::Device)
+        }
+    }
+}
+
+/// The world as the job says that its ranks talk. Collective over it.
+///
+/// # Errors
+/// `Config` for options that `check` finds wrong; `Device` where NCCL is wanted and cannot be had; the communicator's.
+pub(crate) fn connect(
+    plan: &TrainPlan,
+    world: Arc<dyn Communicator>,
+) -> Result<Arc<dyn Communicator>> {
+    let options = Options::read(&plan.config)
+        .map_err(|found| Error::new(ErrorKind::Config, "build_engine", found))?;
+    match (plan.config.device, options.collectives) {
+        (DeviceConfig::Cpu, _) | (_, Collectives::Host) => Ok(world),
+        #[cfg(feature = "cuda")]
+        (DeviceConfig::Cuda, Collectives::Nccl) => crate::nccl::over(world),
+        #[cfg(not(feature = "cuda"))]
+        (DeviceConfig::Cuda, Collectives::Nccl) => {
+            let message = "NCCL comes with the feature `cuda`, which this build lacks";
+            Err(Error::new(ErrorKind::Device, "build_engine", message))
         }
     }
 }

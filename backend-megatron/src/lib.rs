@@ -24,7 +24,10 @@ mod expert_parallel;
 mod microbatch;
 mod model;
 mod modules;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod optimizer;
+mod options;
 mod packed;
 mod pass;
 mod pipeline_parallel;

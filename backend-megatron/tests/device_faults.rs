@@ -260,3 +260,28 @@ fn what_the_kernels_do_not_take_is_a_fault_before_anything_runs() {
     }
     assert_eq!(found(&job), 0);
 }
+
+#[test]
+fn options_that_make_no_sense_are_faults_before_anything_runs() {
+    use serde_json::json;
+
+    let subject = Subject::new(Megatron);
+    let mut job = subject.job(&model("odd_heads"));
+    let mut found = |options: serde_json::Value, device| {
+        let options = options.as_object().expect("options are a map").clone();
+        job.config.backends.insert("megatron".to_owned(), options);
+        job.config.device = device;
+        let faults = Megatron.check(&job).into_iter();
+        faults.map(|fault| fault.rule).collect::<Vec<_>>()
+    };
+    let (cpu, cuda) = (DeviceConfig::Cpu, DeviceConfig::Cuda);
+    assert!(found(json!({}), cpu).is_empty());
+    assert!(found(json!({"collectives": "nccl"}), cuda).is_empty());
+    assert!(found(json!({"collectives": "host"}), cpu).is_empty());
+    assert_eq!(found(json!({"collectives": "nccl"}), cpu), ["MEGATRON-02"]);
+    assert_eq!(
+        found(json!({"collectives": "smoke"}), cuda),
+        ["MEGATRON-02"]
+    );
+    assert_eq!(found(json!({"colectives": "nccl"}), cuda), ["MEGATRON-02"]);
+}

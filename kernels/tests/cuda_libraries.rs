@@ -7,7 +7,12 @@ use drivetrain_kernels::cuda::{CudaError, Gpu, Library};
 /// Known failure: a library that is not found panics, with names but no folders.
 #[test]
 fn an_absent_library_is_an_error_with_every_path_and_what_to_do() {
-    for library in [Library::Driver, Library::Nvrtc, Library::CublasLt] {
+    for library in [
+        Library::Driver,
+        Library::Nvrtc,
+        Library::CublasLt,
+        Library::Nccl,
+    ] {
         let all = library.candidates(&[PathBuf::from("/nowhere")]);
         let (named, rest) = all.split_at(library.files().len());
         assert!(named.iter().all(|path| path.starts_with("/nowhere")));

@@ -110,7 +110,7 @@ impl Gpu {
     }
 
     /// The stream, with this thread in the device's context.
-    fn stream(&self) -> Result<sys::CUstream, CudaError> {
+    pub(super) fn stream(&self) -> Result<sys::CUstream, CudaError> {
         current(self.context)?;
         Ok(self.stream)
     }

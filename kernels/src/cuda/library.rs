@@ -31,6 +31,8 @@ pub enum Library {
     Nvrtc,
     /// `libcublasLt`: matrix products.
     CublasLt,
+    /// `libnccl`: operations among devices.
+    Nccl,
 }
 
 impl Library {
@@ -40,6 +42,7 @@ impl Library {
             Self::Driver => "libcuda",
             Self::Nvrtc => "libnvrtc",
             Self::CublasLt => "libcublasLt",
+            Self::Nccl => "libnccl",
         }
     }
 
@@ -49,6 +52,7 @@ impl Library {
             Self::Driver => &["libcuda.so.1", "libcuda.so"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
             Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+            Self::Nccl => &["libnccl.so.2", "libnccl.so"],
         }
     }
 
@@ -66,6 +70,7 @@ impl Library {
                 "cuCtxSetCurrent",
                 "cuStreamCreate",
                 "cuStreamSynchronize",
+                "cuStreamQuery",
                 "cuStreamDestroy_v2",
                 "cuMemAllocAsync",
                 "cuMemFreeAsync",
@@ -111,6 +116,19 @@ impl Library {
                 "cublasLtMatrixLayoutCreate",
                 "cublasLtMatrixLayoutDestroy",
             ],
+            Self::Nccl => &[
+                "ncclGetUniqueId",
+                "ncclCommInitRankConfig",
+                "ncclCommGetAsyncError",
+                "ncclCommAbort",
+                "ncclGroupStart",
+                "ncclGroupEnd",
+                "ncclAllReduce",
+                "ncclBroadcast",
+                "ncclReduce",
+                "ncclSend",
+                "ncclRecv",
+            ],
         }
     }
 
@@ -125,6 +143,10 @@ impl Library {
             Self::CublasLt => {
                 "install the CUDA toolkit or the python package nvidia-cublas, and name its lib folder in \
                  DRIVETRAIN_CUDA_LIBRARIES"
+            }
+            Self::Nccl => {
+                "install NCCL or the python package nvidia-nccl-cu13, and name its lib folder in \
+                 DRIVETRAIN_CUDA_LIBRARIES; or let ranks talk through the host"
             }
         }
     }
@@ -157,13 +179,14 @@ impl Library {
 
     /// That cudarc's calls go to the library that was checked.
     fn check_cudarc(self, library: &libloading::Library, path: &Path) -> Result<(), CudaError> {
-        use cudarc::{cublaslt, driver, nvrtc};
+        use cudarc::{cublaslt, driver, nccl, nvrtc};
         // SAFETY: the library was loaded once already; loading it again runs nothing.
         let theirs = unsafe {
             match self {
                 Self::Driver => driver::sys::is_culib_present().then(|| driver::sys::culib()),
                 Self::Nvrtc => nvrtc::sys::is_culib_present().then(|| nvrtc::sys::culib()),
                 Self::CublasLt => cublaslt::sys::is_culib_present().then(|| cublaslt::sys::culib()),
+                Self::Nccl => nccl::sys::is_culib_present().then(|| nccl::sys::culib()),
             }
         };
         let function = self.functions()[0];

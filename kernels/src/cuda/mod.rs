@@ -16,9 +16,10 @@
 //! | `driver.rs` | [`Driver`]: what the ops ask of a device |
 //! | `target.rs` | [`Target`]: machine code or PTX, by driver, compiler and device |
 //! | `ptxas.rs` | the assembler's report of registers, spills and shared memory |
-//! | `library.rs` | finding libcuda, libnvrtc and libcublasLt (feature `cuda`) |
+//! | `library.rs` | finding libcuda, libnvrtc, libcublasLt and libnccl (feature `cuda`) |
 //! | `nvrtc.rs` | the compiler (feature `cuda`) |
 //! | `gpu.rs`, `blas.rs` | a GPU as a [`Driver`], cuBLASLt for products (feature `cuda`) |
+//! | `nccl.rs` | operations among the devices of several ranks (feature `cuda`) |
 //!
 //! The feature `cuda` links nothing. Its libraries are loaded when a GPU is opened; one that is missing, too
 //! old or broken is a [`CudaError`] that names it and every path that was tried. Without the feature all of
@@ -77,6 +78,8 @@ mod gpu;
 #[cfg(feature = "cuda")]
 mod library;
 #[cfg(feature = "cuda")]
+mod nccl;
+#[cfg(feature = "cuda")]
 mod nvrtc;
 pub mod ops;
 mod ptxas;
@@ -91,6 +94,8 @@ pub use error::CudaError;
 pub use gpu::Gpu;
 #[cfg(feature = "cuda")]
 pub use library::{LIBRARY_FOLDERS, Library};
+#[cfg(feature = "cuda")]
+pub use nccl::{NcclGroup, NcclId};
 #[cfg(feature = "cuda")]
 pub use nvrtc::{Compiled, Nvrtc};
 pub use ptxas::Resources;

@@ -45,6 +45,7 @@ const ARROWS: &[(&str, May)] = &[
 
 /// Allowed in `[dev-dependencies]` only.
 const DEV_ARROWS: &[(&str, &str)] = &[
+    ("drivetrain-collectives", "drivetrain-conformance"),
     ("drivetrain-fsdp", "drivetrain-conformance"),
     ("drivetrain-megatron", "drivetrain-conformance"),
 ];
