@@ -15,7 +15,7 @@ use drivetrain_core::{
 };
 use drivetrain_kernels::cuda::{CudaError, Unified};
 
-use crate::{device, engine::MegatronEngine, plan};
+use crate::{device, engine::MegatronEngine, options::Options, plan};
 
 /// The `megatron` backend.
 #[derive(Debug, Clone, Copy, Default)]

@@ -285,3 +285,32 @@ fn options_that_make_no_sense_are_faults_before_anything_runs() {
     );
     assert_eq!(found(json!({"colectives": "nccl"}), cuda), ["MEGATRON-02"]);
 }
+
+/// On devices that are there, without what NCCL needs (with a GPU, a second one for the second rank): every rank has the
+/// error.
+#[cfg(feature = "cuda")]
+#[test]
+fn nccl_without_its_devices_or_library_is_an_error_on_every_rank() {
+    let subject = Subject::new(EMULATED);
+    let mut job = subject.job(&model("odd_heads"));
+    Layout::data(2).lay_out(&mut job);
+    let options = serde_json::json!({"collectives": "nccl"});
+    let options = options.as_object().expect("options are a map").clone();
+    job.config.device = DeviceConfig::Cuda;
+    job.config.backends.insert("megatron".to_owned(), options);
+    if drivetrain_kernels::cuda::Gpu::count().is_ok_and(|count| count > 1) {
+        println!("this machine has what it takes");
+        return;
+    }
+    let timeout = std::time::Duration::from_secs(60);
+    let built = run_ranks(2, timeout, |world| {
+        Ok(build_engine(&EMULATED, &job, world, WeightInit::Seed(1)).map(drop))
+    });
+    for outcome in built.unwrap() {
+        let error = outcome.unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.kind(), ErrorKind::Device, "{text}");
+        let says = text.contains("libcuda.so.1") || text.contains("no two ranks on one device");
+        assert!(says && text.contains("collectives: host"), "{text}");
+    }
+}

@@ -9,6 +9,8 @@
 //! same call. So errors are the host's: a rank that does not come is named within the timeout, an abort reaches
 //! everyone, and what disagrees is a defect with both numbers. The library, which can do none of this, is told to give up.
 //!
+//! Tested by the suite of communicators over a library that is none (`tests/communicator.rs`). Over NCCL it has never run.
+//!
 //! Read `group.rs` (what is asked of a library), `worker.rs` (its calls block, so a thread makes them), `offloaded.rs`.
 #![forbid(unsafe_code)]
 
