@@ -14,6 +14,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use bytemuck::Pod;
 use drivetrain_core::{
     View,
     communicator::{Input, Shared, SharedBuffer},
@@ -83,6 +84,19 @@ impl Workspace {
         #[cfg(test)]
         buffer.data.fill(f32::NAN);
         buffer
+    }
+
+    /// Numbers of another type, of unspecified values: write before reading.
+    pub(crate) fn take_of<T: Pod>(&self, len: usize) -> Lent<T> {
+        let elements = (len * size_of::<T>()).div_ceil(size_of::<f32>());
+        let mut buffer = self.take(elements);
+        // Allocators give more alignment than is asked for; where one should not, the memory is the host's own.
+        let fits = bytemuck::try_cast_slice_mut::<f32, T>(&mut buffer).is_ok();
+        let place = match fits {
+            true => Place::Pool(buffer),
+            false => Place::Host(vec![T::zeroed(); len]),
+        };
+        Lent { place, len }
     }
 
     /// A buffer of zeros.
@@ -232,13 +246,17 @@ impl Buffer {
     /// after this rank is done: of each size that is ever shared there is one more, so that nobody has to wait, nor to
     /// allocate.
     pub(crate) fn share(mut self) -> Arc<Self> {
+        self.mark_shared();
+        Arc::new(self)
+    }
+
+    fn mark_shared(&mut self) {
         self.shared = true;
         let size = self.data.len();
         if self.pool.lock().share(size) {
             let spare = self.pool.processor.memory(size);
             self.pool.lock().add_free(spare);
         }
-        Arc::new(self)
     }
 
     /// As an operation's input.
@@ -253,6 +271,55 @@ impl Buffer {
         self.pool.lock().used_elements -= data.len();
         data.truncate(self.len);
         data
+    }
+}
+
+/// Numbers of another type than f32, on loan.
+#[derive(Debug)]
+pub(crate) struct Lent<T> {
+    place: Place<T>,
+    len: usize,
+}
+
+#[derive(Debug)]
+enum Place<T> {
+    Pool(Buffer),
+    Host(Vec<T>),
+}
+
+impl<T: Pod> Deref for Lent<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match &self.place {
+            Place::Pool(buffer) => &bytemuck::cast_slice(buffer)[..self.len],
+            Place::Host(values) => values,
+        }
+    }
+}
+
+impl Lent<f64> {
+    /// As an operation's input.
+    pub(crate) fn give(mut self) -> Input<'static> {
+        if let Place::Pool(buffer) = &mut self.place {
+            buffer.mark_shared();
+        }
+        Input::Shared(Shared::new(Arc::new(self)))
+    }
+}
+
+impl SharedBuffer for Lent<f64> {
+    fn as_view(&self) -> View<'_> {
+        (&**self).into()
+    }
+}
+
+impl<T: Pod> DerefMut for Lent<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match &mut self.place {
+            Place::Pool(buffer) => &mut bytemuck::cast_slice_mut(buffer)[..self.len],
+            Place::Host(values) => values,
+        }
     }
 }
 
@@ -317,6 +384,22 @@ mod tests {
         // Not for one that is much smaller.
         drop(second);
         assert_eq!(workspace.take(900).data.len(), 960);
+    }
+
+    #[test]
+    fn numbers_of_other_types_lie_in_the_pool_too() {
+        let workspace = Workspace::new(Processor::from(Cpu::new(1)));
+        for len in [0, 1, 3, 1000] {
+            let mut wide = workspace.take_of::<f64>(len);
+            let mut ids = workspace.take_of::<u32>(len);
+            (wide.fill(1e300), ids.fill(7));
+            assert_eq!((wide.len(), ids.len()), (len, len));
+            assert!(wide.iter().all(|&v| v == 1e300) && ids.iter().all(|&v| v == 7));
+            if len > 0 {
+                assert!(matches!(wide.place, Place::Pool(_)));
+            }
+        }
+        assert_eq!(workspace.loaned(), 0);
     }
 
     #[test]

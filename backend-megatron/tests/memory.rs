@@ -11,7 +11,7 @@ use drivetrain_conformance::{
 use drivetrain_core::{
     DType, Result,
     batch::{Batch, BatchBuilder, BatchTotals},
-    config::{JobSpec, ParallelConfig, RecomputeModule},
+    config::{JobSpec, LoadBalancing, MoeConfig, ParallelConfig, RecomputeModule},
     engine::{
         Backend, Engine, MemoryReport, ScoreRequest, StepOptions, WeightInit, Weights, build_engine,
     },
@@ -77,9 +77,8 @@ fn a_steady_step_allocates_nothing_large() {
     for layer in &mut model.layers {
         layer.mlp = MlpSpec::Dense { ffn_size: 352 };
     }
-    let start = weights(&model, 1).unwrap();
     let global = sequences(4, 256, model.vocab_size);
-    let totals = BatchTotals::count(&global);
+    let share = global.with_microbatches(vec![0, 2, 4]).unwrap();
     for (tensor, budget, saved) in [
         (1, 1 << 30, None),
         (1, 1 << 18, None),
@@ -93,32 +92,66 @@ fn a_steady_step_allocates_nothing_large() {
         job.config.parallel.sequence_parallel = tensor > 1;
         job.config.logits_budget_bytes = budget;
         job.config.precision.saved_activations = saved;
-        let share = global.clone().with_microbatches(vec![0, 2, 4]).unwrap();
-        let counts = run_ranks(tensor, Duration::from_secs(60), |world| {
-            let source = WeightInit::Source(&start);
-            let (mut engine, _) = build_engine(&Megatron, &job, world.clone(), source)?;
-            let mut step = || {
-                engine.forward_backward(&share, &Unknown::default(), &totals)?;
-                engine.optim_step(&StepOptions::default())
-            };
-            step()?;
-            step()?;
-            world.barrier()?;
-            let before = (world.rank() == 0).then(Count::start);
-            world.barrier()?;
-            step()?;
-            world.barrier()?;
-            let count = before.map(Count::end);
-            world.barrier()?;
-            Ok(count)
-        })
-        .unwrap();
-        let made: Vec<_> = counts.into_iter().flatten().flat_map(|c| c.made).collect();
-        // The products are large enough for the library to pack them: the count sees what there is.
-        assert!(made.iter().any(|(_, stack)| excepted(stack)));
-        if let Some((bytes, stack)) = made.iter().find(|(_, stack)| !excepted(stack)) {
-            panic!("{tensor} tensor ranks, budget {budget}, {saved:?}: {bytes} bytes at\n{stack}");
-        }
+        assert_steady(&job, &share, tensor);
+    }
+}
+
+/// The same with experts: of a router's 2048 rows by 16 experts, in f64, and of the 8 experts of each.
+#[test]
+fn a_steady_step_with_experts_allocates_nothing_large() {
+    let _alone = alone();
+    let mut model = model("mixtral");
+    model.layers.truncate(1);
+    model.max_position_embeddings = 256;
+    let moe = model.moe.as_mut().unwrap();
+    (moe.num_experts, moe.experts_per_token) = (16, 8);
+    let share = sequences(8, 256, model.vocab_size);
+    for (tensor, router_dtype) in [(1, DType::F32), (1, DType::F64), (2, DType::F32)] {
+        let mut job = Subject::new(Megatron).job(&model);
+        job.config.parallel.tensor_parallel_size = tensor;
+        job.config.parallel.sequence_parallel = tensor > 1;
+        job.config.parallel.expert_parallel_size = tensor;
+        job.config.parallel.expert_tensor_parallel_size = Some(1);
+        job.config.moe = MoeConfig {
+            load_balancing: Some(LoadBalancing::Sequence),
+            load_balancing_coefficient: Some(0.01),
+            z_loss_coefficient: 0.01,
+            router_dtype,
+            ..MoeConfig::default()
+        };
+        // Every step sends as many rows to each expert.
+        job.config.optimizer.learning_rate = 0.0;
+        assert_steady(&job, &share, tensor);
+    }
+}
+
+fn assert_steady(job: &JobSpec, share: &Batch, ranks: usize) {
+    let start = weights(&job.model, 1).unwrap();
+    let totals = BatchTotals::count(share);
+    let counts = run_ranks(ranks, Duration::from_secs(60), |world| {
+        let source = WeightInit::Source(&start);
+        let (mut engine, _) = build_engine(&Megatron, job, world.clone(), source)?;
+        let mut step = || {
+            engine.forward_backward(share, &Unknown::default(), &totals)?;
+            engine.optim_step(&StepOptions::default())
+        };
+        step()?;
+        step()?;
+        world.barrier()?;
+        let before = (world.rank() == 0).then(Count::start);
+        world.barrier()?;
+        step()?;
+        world.barrier()?;
+        let count = before.map(Count::end);
+        world.barrier()?;
+        Ok(count)
+    })
+    .unwrap();
+    let made: Vec<_> = counts.into_iter().flatten().flat_map(|c| c.made).collect();
+    // The products are large enough for the library to pack them: the count sees what there is.
+    assert!(made.iter().any(|(_, stack)| excepted(stack)));
+    if let Some((bytes, stack)) = made.iter().find(|(_, stack)| !excepted(stack)) {
+        panic!("{:?}: {bytes} bytes at\n{stack}", job.config);
     }
 }
 

@@ -11,7 +11,10 @@ use drivetrain_core::{Result, communicator::ReduceOp};
 use drivetrain_kernels::ops::permute::{self, Order, PermuteDims};
 
 use super::ExpertParallel;
-use crate::{modules::Context, workspace::Buffer};
+use crate::{
+    modules::Context,
+    workspace::{Buffer, Lent, Workspace},
+};
 
 /// Where the rows of one layer and micro-batch go.
 #[derive(Debug)]
@@ -32,17 +35,17 @@ pub(crate) struct Dispatch {
 /// A sorting of rows by expert.
 #[derive(Debug)]
 struct Sorted {
-    slots: Vec<u32>,
-    rows: Vec<u32>,
+    slots: Lent<u32>,
+    rows: Lent<u32>,
     /// Expert e has the rows `offsets[e]..offsets[e + 1]`.
     offsets: Vec<usize>,
 }
 
 impl Sorted {
-    fn new(experts: &[u32], num_experts: usize) -> Self {
+    fn new(workspace: &Workspace, experts: &[u32], num_experts: usize) -> Self {
         let mut sorted = Self {
-            slots: vec![0; experts.len()],
-            rows: vec![0; experts.len()],
+            slots: workspace.take_of(experts.len()),
+            rows: workspace.take_of(experts.len()),
             offsets: vec![0; num_experts + 1],
         };
         let Self {
@@ -73,12 +76,12 @@ impl Dispatch {
     /// # Errors
     /// The communicator's.
     pub(crate) fn new(
-        ranks: &ExpertParallel,
+        (ranks, workspace): (&ExpertParallel, &Workspace),
         experts: &[u32],
         num_experts: usize,
         width: usize,
     ) -> Result<Self> {
-        let own = Sorted::new(experts, num_experts);
+        let own = Sorted::new(workspace, experts, num_experts);
         if ranks.is_alone() {
             return Ok(Self {
                 sent: vec![experts.len()],
@@ -109,23 +112,25 @@ impl Dispatch {
             own.offsets[theirs.end] - own.offsets[theirs.start]
         };
         // As they lie once gathered: by expert-tensor rank, by expert rank, by expert.
-        let arrived: Vec<u32> = (0..shape.tensor_ranks)
-            .flat_map(|t| (0..shape.ranks).map(move |e| (t, e)))
-            .flat_map(|(t, e)| {
-                let count = |x: usize| (x - mine.start, of(e, t, x));
-                mine.clone().map(count).collect::<Vec<_>>()
-            })
-            .flat_map(|(expert, n)| std::iter::repeat_n(expert as u32, n))
-            .collect();
+        let came = |t| (0..shape.ranks).map(|e| from(e, t)).sum::<usize>();
+        let mut arrived = workspace.take_of::<u32>((0..shape.tensor_ranks).map(came).sum());
+        let mut at = 0;
+        for t in 0..shape.tensor_ranks {
+            for e in 0..shape.ranks {
+                for x in mine.clone() {
+                    let end = at + of(e, t, x);
+                    arrived[at..end].fill((x - mine.start) as u32);
+                    at = end;
+                }
+            }
+        }
         Ok(Self {
             sent: (0..shape.ranks).map(sent).collect(),
             received: (0..shape.ranks)
                 .map(|e| from(e, shape.tensor_rank))
                 .collect(),
-            gathered: (0..shape.tensor_ranks)
-                .map(|t| (0..shape.ranks).map(|e| from(e, t)).sum())
-                .collect(),
-            arrived: Some(Sorted::new(&arrived, mine.len())),
+            gathered: (0..shape.tensor_ranks).map(came).collect(),
+            arrived: Some(Sorted::new(workspace, &arrived, mine.len())),
             own,
             width,
         })

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     tensor_parallel::{Gathered, TensorShape},
     weights::{Buffers, LayoutBuilder, Sums, TensorRef},
-    workspace::Buffer,
+    workspace::{Buffer, Lent},
 };
 
 /// Final norm and this rank's rows of the output weight, [V, D].
@@ -71,7 +71,7 @@ pub(crate) struct SavedHead {
     input: NormedRows,
     request: HeadRequest,
     outputs: Option<Vec<f32>>, // entropies [N]
-    lse: Vec<f64>,             // [N]
+    lse: Lent<f64>,            // [N]
     logits: Option<Buffer>,    // [N, V], where they fit
 }
 
@@ -128,7 +128,7 @@ impl Head {
         let n = cx.packed.num_scored();
         let input = self.gather(cx, params, x)?;
         let mut outputs = HeadOutputs::new(n, request);
-        let mut lse = vec![0.0; n];
+        let mut lse = cx.workspace.take_of::<f64>(n);
         let mut kept = None;
         for rows in self.chunks(n) {
             let logits = self.logits(cx, params, &input, rows.clone());
@@ -194,12 +194,12 @@ impl Head {
         let n = cx.packed.num_scored();
         let input = self.gather(cx, params, x)?;
         let mut outputs = HeadOutputs::new(n, request);
-        let mut lse = vec![0.0; n];
+        let mut lse = cx.workspace.take_of::<f64>(n);
         let mut dnormed = cx.workspace.take(input.normed.len());
         for rows in self.chunks(n) {
             let mut logits = self.logits(cx, params, &input, rows.clone());
             self.score(cx, request, &logits, rows.clone(), &mut outputs, &mut lse)?;
-            let statistics = (lse.as_slice(), outputs.entropy.as_deref());
+            let statistics = (&*lse, outputs.entropy.as_deref());
             self.differentiate(
                 cx,
                 request,
@@ -302,13 +302,13 @@ impl Head {
             return Ok(());
         }
         let wanted = request.entropy;
-        let mut own = vec![0.0; n * PARTIALS];
+        let mut own = cx.workspace.take_of::<f64>(n * PARTIALS);
         cross_entropy::forward_partial(cx.cpu, &dims, logits, targets, wanted, &mut own);
         let group = cx.ranks.tensor.group();
         let counts = vec![own.len(); group.world_size()];
-        let mut all = vec![0.0; own.len() * counts.len()];
+        let mut all = cx.workspace.take_of::<f64>(own.len() * counts.len());
         group
-            .all_gather((&own).into(), (&mut all).into(), &counts)?
+            .all_gather(own.give(), (&mut *all).into(), &counts)?
             .wait()?;
         cross_entropy::combine(n, &all, log_probs, entropy, lse);
         Ok(())

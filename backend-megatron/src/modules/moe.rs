@@ -105,7 +105,7 @@ impl Moe {
         let x = cx.distinct(x, self.width);
         let routed = self.router.forward(cx, params, x, tally)?;
         let dispatch = Dispatch::new(
-            cx.ranks.experts()?,
+            (cx.ranks.experts()?, cx.workspace),
             &routed.experts,
             self.moe.num_experts,
             self.width,
@@ -180,7 +180,7 @@ impl Moe {
         let (dims, order) = (self.permute_dims(x), dispatch.order());
         let results = results.widen(cx);
         let mut dresults = cx.workspace.take(results.len());
-        let mut d_weights = vec![0.0; routed.weights.len()];
+        let mut d_weights = cx.workspace.take(routed.weights.len());
         permute::unpermute_backward(
             cx.cpu,
             &dims,

@@ -18,7 +18,10 @@ use drivetrain_kernels::ops::{
 };
 
 use super::{Context, planned};
-use crate::weights::{Buffers, LayoutBuilder, Sums, TensorRef};
+use crate::{
+    weights::{Buffers, LayoutBuilder, Sums, TensorRef},
+    workspace::{Buffer, Lent},
+};
 
 /// Weight [X, D].
 #[derive(Debug, Clone)]
@@ -63,10 +66,10 @@ pub(crate) struct RouterTally {
 /// A layer's routing of M rows.
 #[derive(Debug)]
 pub(super) struct Routed {
-    probs: Vec<f64>,              // [M, X]
-    lse: Vec<f64>,                // [M]
-    pub(super) experts: Vec<u32>, // [M, k]
-    pub(super) weights: Vec<f32>, // [M, k]
+    probs: Lent<f64>,              // [M, X]
+    lse: Lent<f64>,                // [M]
+    pub(super) experts: Lent<u32>, // [M, k]
+    pub(super) weights: Buffer,    // [M, k]
     /// Derivatives of the load-balancing loss by a row's probs, for each group of tokens; empty where there is no loss.
     slopes: Vec<Vec<f64>>,
 }
@@ -113,10 +116,10 @@ impl Router {
         } = dims;
         let logits = self.logits(cx, params, x);
         let mut routed = Routed {
-            probs: vec![0.0; tokens * experts],
-            lse: vec![0.0; tokens],
-            experts: vec![0; tokens * top_k],
-            weights: vec![0.0; tokens * top_k],
+            probs: cx.workspace.take_of(tokens * experts),
+            lse: cx.workspace.take_of(tokens),
+            experts: cx.workspace.take_of(tokens * top_k),
+            weights: cx.workspace.take(tokens * top_k),
             slopes: Vec::new(),
         };
         let bias: Option<Vec<f32>> = cx
@@ -136,18 +139,20 @@ impl Router {
         Ok(routed)
     }
 
-    fn logits(&self, cx: &Context<'_>, params: &Buffers, x: &[f32]) -> Vec<f64> {
+    fn logits(&self, cx: &Context<'_>, params: &Buffers, x: &[f32]) -> Lent<f64> {
         let (dims, weight) = (self.dims(x), params.get(&self.weight));
         let len = dims.tokens * dims.experts;
+        let mut logits = cx.workspace.take_of::<f64>(len);
         if self.in_f64 {
-            let mut logits = vec![0.0; len];
             router::project_f64(cx.cpu, &dims, x, weight, &mut logits);
             return logits;
         }
-        let mut logits = cx.workspace.take(len);
+        let mut narrow = cx.workspace.take(len);
         let product = LinearDims::new(dims.tokens, self.width, dims.experts);
-        linear::forward(cx.cpu, &product, x, weight, None, &mut logits);
-        logits.iter().map(|&l| f64::from(l)).collect()
+        linear::forward(cx.cpu, &product, x, weight, None, &mut narrow);
+        let wide = logits.iter_mut().zip(&*narrow);
+        wide.for_each(|(wide, &narrow)| *wide = narrow.into());
+        logits
     }
 
     /// Loads of the experts over each group of tokens, and what the losses come to.
@@ -243,7 +248,7 @@ impl Router {
             d_probs: d_probs.as_deref(),
             d_lse: d_lse.as_deref(),
         };
-        let mut dlogits = vec![0.0; dims.tokens * dims.experts];
+        let mut dlogits = cx.workspace.take_of::<f64>(dims.tokens * dims.experts);
         router::backward(cx.cpu, &dims, &derivatives, &mut dlogits);
         let (weight, dweight) = (params.get(&self.weight), grads.get_mut(&self.weight));
         if !cx.accumulate {
@@ -254,7 +259,10 @@ impl Router {
             router::project_f64_backward(cx.cpu, &dims, &dlogits, x, weight, dx, dweight);
             return;
         }
-        let dlogits: Vec<f32> = dlogits.iter().map(|&d| d as f32).collect();
+        let wide = dlogits;
+        let mut dlogits = cx.workspace.take(wide.len());
+        let narrow = dlogits.iter_mut().zip(&*wide);
+        narrow.for_each(|(narrow, &wide)| *narrow = wide as f32);
         let product = LinearDims::new(dims.tokens, self.width, dims.experts);
         linear::backward_input(cx.cpu, &product, &dlogits, weight, true, dx);
         if let Some(dweight) = dweight {
@@ -268,7 +276,7 @@ impl Router {
         cx: &Context<'_>,
         dims: &RouterDims,
         routed: &Routed,
-    ) -> (Option<Vec<f64>>, Option<Vec<f64>>) {
+    ) -> (Option<Lent<f64>>, Option<Lent<f64>>) {
         let Some(goal) = cx.router else {
             return (None, None);
         };
@@ -282,14 +290,20 @@ impl Router {
                 (Some(_), [all]) if goal.losses.balancing == Some(LoadBalancing::Global) => all,
                 (Some(sequence), slopes) => &slopes[*sequence],
             };
-            sequences.iter().flat_map(of).copied().collect()
+            let mut d_probs = cx.workspace.take_of::<f64>(dims.tokens * dims.experts);
+            let rows = d_probs.chunks_exact_mut(dims.experts).zip(sequences);
+            rows.for_each(|(row, sequence)| row.copy_from_slice(of(sequence)));
+            d_probs
         });
         let d_lse = (goal.losses.z_coefficient != 0.0).then(|| {
             let of = |(sequence, lse): (&Option<usize>, &f64)| match sequence {
                 None => 0.0,
                 Some(s) => 2.0 * lse * goal.losses.z_weight(goal.totals, counted.lengths[*s]),
             };
-            sequences.iter().zip(&routed.lse).map(of).collect()
+            let mut d_lse = cx.workspace.take_of::<f64>(dims.tokens);
+            let rows = d_lse.iter_mut().zip(sequences.iter().zip(&*routed.lse));
+            rows.for_each(|(d, row)| *d = of(row));
+            d_lse
         });
         (d_probs, d_lse)
     }
