@@ -283,13 +283,32 @@ fn one_bound_holds_in_training_scoring_and_reference_scoring() {
     }
 }
 
+/// Of micro-batches of two sequences of 64 tokens.
+fn short_job(model: &ModelSpec, layout: suite::Layout) -> JobSpec {
+    let mut job = Subject::new(Megatron).job(model);
+    layout.lay_out(&mut job);
+    job.config.data.max_length = Some(64);
+    job.config.batch.micro_batch_size = Some(2);
+    job
+}
+
+/// Bytes that the plan says layers keep, but for those of routers, which are lists of their own.
+fn planned(job: &JobSpec) -> u64 {
+    let plan = Megatron.plan(job).unwrap();
+    let layers = plan
+        .ops
+        .iter()
+        .filter(|op| op.module.starts_with("layers."));
+    let kept = layers.filter(|op| op.kind != "router");
+    kept.map(|op| op.saved_bytes).sum()
+}
+
 /// What a step keeps and what its gradients are.
 fn kept(
     model: &ModelSpec,
     layout: suite::Layout,
 ) -> (MemoryReport, drivetrain_conformance::tolerance::Tensors) {
-    let mut job = Subject::new(Megatron).job(model);
-    layout.lay_out(&mut job);
+    let job = short_job(model, layout);
     let start = weights(model, 1).unwrap();
     let batch = sequences(2, 64, model.vocab_size);
     let totals = BatchTotals::count(&batch);
@@ -353,14 +372,43 @@ fn activations_in_bf16_are_half_of_those_in_f32() {
             sequence_parallel: tensor > 1,
             ..ParallelConfig::default()
         });
+        let rounded = layout.saved_activations(DType::Bf16);
         let (whole, _) = kept(&model, layout);
-        let (half, _) = kept(&model, layout.saved_activations(DType::Bf16));
+        let (half, _) = kept(&model, rounded);
+        for (memory, layout) in [(&whole, layout), (&half, rounded)] {
+            // The workspace rounds up.
+            let planned = planned(&short_job(&model, layout));
+            let saved = memory.saved_activations;
+            let most = planned + planned / 8;
+            assert!(
+                (planned..=most).contains(&saved),
+                "{name}: {saved} bytes, {planned} planned"
+            );
+        }
         let share = |of: fn(&MemoryReport) -> u64| of(&half) as f64 / of(&whole) as f64;
         let saved = share(|m| m.saved_activations);
         assert!((0.5..0.54).contains(&saved), "{name}: {saved}");
         let peak = share(|m| m.peak_activations);
         assert!((0.5..0.65).contains(&peak), "{name}: {peak}");
     }
+}
+
+/// Scoring keeps nothing of a layer once it has passed it: four times the layers hold as much at once as one.
+#[test]
+fn scoring_holds_one_layer_at_a_time() {
+    let _alone = alone();
+    let batch = sequences(2, 64, 97);
+    let peak = |layers| {
+        let model = dense(Family::Llama, layers);
+        let start = weights(&model, 1).unwrap();
+        let job = short_job(&model, suite::Layout::default());
+        let all = Subject::new(Megatron).run_from(&job, &start, |rank| {
+            rank.engine.forward(&batch, &ScoreRequest::default())?;
+            Ok(rank.engine.memory().peak_activations)
+        });
+        all.unwrap()[0]
+    };
+    assert_eq!(peak(4), peak(1));
 }
 
 /// Norms and MLP activation computed again keep of what Korthikanti et al. 2022 count for tensor parallelism alone, in
@@ -378,13 +426,7 @@ fn recomputed_norms_and_activations_keep_a_part_of_the_papers_formula() {
             full_layers: 0,
             saved,
         });
-        let planned = Megatron.plan(&job).unwrap();
-        let planned: u64 = planned
-            .ops
-            .iter()
-            .filter(|op| op.module.starts_with("layers."))
-            .map(|op| op.saved_bytes)
-            .sum();
+        let planned = planned(&job);
         let kept = Subject::new(Megatron)
             .run_from(&job, &source, |rank| {
                 rank.engine
