@@ -13,7 +13,7 @@ use drivetrain_kernels::ops::elementwise;
 use half::bf16;
 
 use super::Context;
-use crate::workspace::Buffer;
+use crate::workspace::{Buffer, Lent};
 
 /// A layer's choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,8 +29,8 @@ pub(crate) struct Keep {
 pub(crate) enum Kept {
     /// As it was computed.
     F32(Buffer),
-    /// Rounded: `len` numbers, two in each element of the buffer.
-    Bf16 { bits: Buffer, len: usize },
+    /// Rounded.
+    Bf16(Lent<bf16>),
 }
 
 impl Keep {
@@ -99,21 +99,18 @@ impl Keep {
 
 impl Kept {
     fn rounded(cx: &Context<'_>, x: &[f32]) -> Self {
-        let len = x.len();
-        let mut bits = cx.workspace.take(len.div_ceil(2));
-        let halves = &mut bytemuck::cast_slice_mut::<f32, bf16>(&mut bits)[..len];
-        elementwise::f32_to_bf16(cx.cpu, x, halves);
-        Self::Bf16 { bits, len }
+        let mut rounded = cx.workspace.take_of::<bf16>(x.len());
+        elementwise::f32_to_bf16(cx.cpu, x, &mut rounded);
+        Self::Bf16(rounded)
     }
 
     /// For backward, which computes in f32.
     pub(super) fn widen(self, cx: &Context<'_>) -> Buffer {
         match self {
             Self::F32(x) => x,
-            Self::Bf16 { bits, len } => {
-                let mut x = cx.workspace.take(len);
-                let halves = &bytemuck::cast_slice::<f32, bf16>(&bits)[..len];
-                elementwise::bf16_to_f32(cx.cpu, halves, &mut x);
+            Self::Bf16(rounded) => {
+                let mut x = cx.workspace.take(rounded.len());
+                elementwise::bf16_to_f32(cx.cpu, &rounded, &mut x);
                 x
             }
         }

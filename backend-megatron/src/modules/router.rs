@@ -311,8 +311,8 @@ impl Router {
     /// Its product and choice over `rows` rows.
     pub(super) fn plan(&self, module: &str, rows: usize) -> Vec<PlannedOp> {
         let (x, k) = (self.moe.num_experts, self.moe.experts_per_token);
-        // p and lse in f64; experts and their weights.
-        let kept = rows * ((x + 1) * size_of::<f64>() + 2 * k * size_of::<f32>());
+        // p and lse in f64; experts, their weights, and where each goes and comes from.
+        let kept = rows * ((x + 1) * size_of::<f64>() + 4 * k * size_of::<f32>());
         vec![
             planned("gemm", format!("{module}.gate"), [rows, x, self.width], 0),
             planned("router", format!("{module}.router"), [rows, x, k], kept),
