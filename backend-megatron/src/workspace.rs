@@ -392,7 +392,8 @@ mod tests {
         for len in [0, 1, 3, 1000] {
             let mut wide = workspace.take_of::<f64>(len);
             let mut ids = workspace.take_of::<u32>(len);
-            (wide.fill(1e300), ids.fill(7));
+            wide.fill(1e300);
+            ids.fill(7);
             assert_eq!((wide.len(), ids.len()), (len, len));
             assert!(wide.iter().all(|&v| v == 1e300) && ids.iter().all(|&v| v == 7));
             if len > 0 {
