@@ -46,7 +46,7 @@ pub enum Overlong {
 #[serde(deny_unknown_fields)]
 pub struct BatchConfig {
     /// Sequences a step, over all ranks.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub global_batch_size: usize,
     /// Sequences of one micro-batch on one rank; with neither this nor `micro_batch_tokens`, a rank's whole
     /// share is one micro-batch.

@@ -151,13 +151,13 @@ impl Guarded {
     }
 
     fn temperature(&self, operation: &'static str, temperature: f64) -> Result<()> {
-        if temperature.is_finite() && temperature > 0.0 {
+        if super::is_temperature(temperature) {
             return Ok(());
         }
         Err(Error::new(
             ErrorKind::Config,
             operation,
-            "the temperature must be above 0 and finite",
+            "the temperature must be above 0 and finite, as f32 too",
         )
         .with("found", temperature))
     }

@@ -94,6 +94,11 @@ pub enum Weights {
     Tag(String),
 }
 
+/// Whether logits can be divided by a temperature, in f32 too.
+pub(crate) fn is_temperature(temperature: f64) -> bool {
+    temperature > 0.0 && (temperature as f32).is_normal()
+}
+
 /// What a scoring pass computes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScoreRequest {

@@ -72,6 +72,8 @@ struct Record {
     hash: u64,
     line: usize,
     num_sequences: usize,
+    /// Whether any of its tokens is scored.
+    scored: bool,
     cached: Option<Vec<Sample>>,
 }
 
@@ -116,7 +118,7 @@ impl Dataset {
     /// on into the next epoch where this one ends.
     ///
     /// # Errors
-    /// `Config` if `global_batch_size` is 0.
+    /// `Config` if `global_batch_size` is 0; `Data` if no token of the file is scored.
     pub fn batches(self: &Arc<Self>, global_batch_size: usize, seed: u64) -> Result<EpochBatches> {
         EpochBatches::new(self.clone(), global_batch_size, seed)
     }

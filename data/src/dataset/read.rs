@@ -219,6 +219,7 @@ impl<'a> Collector<'a> {
             hash: xxh3_64(&raw.bytes),
             line: raw.line,
             num_sequences: line.samples.len(),
+            scored: line.samples.iter().any(Sample::is_any_scored),
             cached: keep.then_some(line.samples),
         });
         Ok(())

@@ -40,6 +40,14 @@ impl EpochBatches {
                     .with("expected", "at least 1"),
             );
         }
+        if !dataset.records.iter().any(|record| record.scored) {
+            let message = "no token of the data file is scored: there is nothing to train on";
+            return Err(Error::new(ErrorKind::Data, "draw_batches", message)
+                .with("file", dataset.path.display())
+                .with("sequences", dataset.num_sequences)
+                .with("expected", "a token with a loss mask of 1, not the first of its sequence")
+                .help("look at `loss_mask` or `labels`, and whether `data.max_length` cuts completions away"));
+        }
         let mut batches = Self {
             dataset,
             global_batch_size,

@@ -37,6 +37,11 @@ impl Sample {
         position > 0 && self.mask[position]
     }
 
+    /// Whether any token counts.
+    pub(crate) fn is_any_scored(&self) -> bool {
+        (0..self.tokens.len()).any(|position| self.is_scored(position))
+    }
+
     /// Cuts at `length` tokens.
     pub(crate) fn truncate(&mut self, length: usize) {
         self.tokens.truncate(length);

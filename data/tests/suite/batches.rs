@@ -48,6 +48,24 @@ fn every_sample_once_an_epoch_in_a_new_order() {
     assert_eq!(take(&mut dataset.batches(20, 1).unwrap(), 1).concat(), all);
 }
 
+/// Data of which nothing is scored would train silently: every gradient is 0.
+#[test]
+fn data_without_a_scored_token_is_not_for_training() {
+    let desk = Desk::new();
+    let nothing = [
+        json!({"tokens": [3], "loss_mask": [1]}),
+        json!({"tokens": [3, 4], "loss_mask": [1, 0]}),
+    ];
+    let dataset = desk.open(&nothing, &desk.options()).unwrap();
+    assert_eq!(dataset.all(None).unwrap().num_sequences(), 2);
+    let error = dataset.batches(2, 1).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Data);
+    assert_eq!(error.context("sequences"), Some("2"));
+    let one = [&nothing[..], &[json!({"tokens": [3, 4]})]].concat();
+    let dataset = desk.open(&one, &desk.options()).unwrap();
+    assert!(dataset.batches(2, 1).is_ok());
+}
+
 #[test]
 fn without_shuffling_the_file_is_the_order() {
     let desk = Desk::new();

@@ -6,10 +6,11 @@ use drivetrain_core::{
     DType, Error, ErrorKind, Result,
     batch::{Batch, BatchTotals},
     communicator::Communicator,
-    config::{JobSpec, LoadedJob},
+    config::{JobSpec, LoadBalancing, LoadedJob},
     engine::{Backend, Engine, Guarded, ScoreRequest, StepOptions, WeightInit, build_engine},
     launch::run_ranks,
     metrics::{peak_resident_bytes, process_cpu_seconds, reset_peak_resident},
+    moe::RouterLosses,
     objective::{self, Objective},
     plan::{MicrobatchLimit, MicrobatchPlan, TrainPlan},
     trainer::{BatchSource, complete},
@@ -86,6 +87,37 @@ impl CompareReport {
     }
 }
 
+/// A load that is balanced over micro-batches depends on how the batch is cut into them, by the number of data-parallel
+/// ranks too; engines that cut differently have different losses, both right.
+fn check_cut(jobs: &[(LoadedJob, Arc<dyn Backend>)]) -> Result<()> {
+    let mut cuts = BTreeMap::new();
+    for (job, backend) in jobs {
+        let (config, model) = (&job.spec.config, &job.spec.model);
+        let limits = (
+            config.batch.micro_batch_size,
+            config.batch.micro_batch_tokens,
+        );
+        let global = RouterLosses::new(config, model).balancing == Some(LoadBalancing::Global);
+        if global && limits != (None, None) {
+            cuts.insert(job.spec.mesh()?.data_size(), backend.name().to_owned());
+        }
+    }
+    if cuts.len() < 2 {
+        return Ok(());
+    }
+    let found = cuts
+        .iter()
+        .map(|(ranks, name)| format!("{name} over {ranks} data-parallel ranks"));
+    let message = "the load of experts is balanced over micro-batches, and these engines cut the batch differently";
+    Err(Error::new(ErrorKind::Config, "compare", message)
+        .with("path", "moe.load_balancing")
+        .with("found", found.collect::<Vec<_>>().join(", "))
+        .help(
+            "compare with `moe.load_balancing: sequence`, without `batch.micro_batch_size` and \
+             `batch.micro_batch_tokens`, or over one rank",
+        ))
+}
+
 /// Runs `job` under each of these backends, one after the other: once to see what it costs, and once more, a few
 /// steps, to see whether it agrees. Of the one held for true, log-probs, gradients of [`PARITY_STEPS`] steps and
 /// weights stay in memory; of each other, until it is judged, one gradient and the weights.
@@ -100,6 +132,7 @@ pub fn compare(
 ) -> Result<CompareReport> {
     let (job, _) = &jobs[0];
     let spec = &job.spec;
+    check_cut(jobs)?;
     let objective = objective::from_config(&spec.config.objective)?;
     let dataset = open_training_data(job, &objective)?;
     let mut source = dataset.batches(spec.config.batch.global_batch_size, spec.config.seed)?;

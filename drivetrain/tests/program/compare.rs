@@ -212,3 +212,36 @@ fn the_measured_memory_is_the_engines() {
         );
     }
 }
+
+/// A load balanced over micro-batches depends on the cut, so engines that cut differently are both right and differ.
+#[test]
+fn engines_that_cut_the_batch_differently_are_not_judged_by_each_other() {
+    let job = Job::new();
+    let backends = format!("{},reference", engines()[0]);
+    let model = format!("model={}", golden("mixtral_moe").display());
+    let compare = |more: &[&str]| {
+        let sets = [
+            model.as_str(),
+            "moe.load_balancing=global",
+            "moe.load_balancing_coefficient=0.1",
+            "parallel.data_parallel_size=2",
+        ];
+        let sets = sets.iter().chain(more).flat_map(|set| ["--set", set]);
+        let compare = [
+            "compare",
+            "job.yaml",
+            "--steps",
+            "1",
+            "--backends",
+            &backends,
+        ];
+        job.run(&compare.into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    compare(&["batch.micro_batch_size=1"]).exits(2).says(&[
+        "moe.load_balancing",
+        "over 2 data-parallel ranks",
+        "reference over 1 data-parallel ranks",
+        "help: compare with",
+    ]);
+    compare(&[]).exits(0);
+}

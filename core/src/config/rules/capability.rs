@@ -345,10 +345,12 @@ pub(super) const RULES: &[Rule] = &[
                 ),
             ];
             for (module, there) in absent {
+                let name = serde_json::to_value(module).unwrap_or_default();
+                let name = name.as_str().unwrap_or_default();
                 if recompute.modules.contains(&module) && !there {
                     faults.error(
                         "recompute.modules",
-                        format!("{module:?}, but no layer of the model has it"),
+                        format!("{name}, but no layer of the model has it"),
                         "remove it",
                     );
                 }

@@ -10,15 +10,15 @@ use crate::objective::{Setting, settings};
 pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "OBJ-01",
-        what: "a temperature that is not above 0",
+        what: "a temperature that is not above 0, or not in the range of f32",
         reads: &["objective.temperature"],
         check: |facts, faults| {
             let temperature = facts.config.objective.temperature;
-            if !(temperature > 0.0 && temperature.is_finite()) {
+            if !crate::engine::is_temperature(temperature) {
                 faults.error(
                     "objective.temperature",
                     format!("temperature is {temperature}: logits are divided by it"),
-                    "give a number above 0; 1.0 leaves the logits as they are",
+                    "give a number above 0, in the range of f32; 1.0 leaves the logits as they are",
                 );
             }
         },

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// A job a rule, and the rule it breaks, so that no row of the tables is dead.
-const BREAKING: [(&str, &str); 52] = [
+const BREAKING: [(&str, &str); 54] = [
     (
         "batch.global_batch_size=3 parallel.data_parallel_size=4",
         "BATCH-01",
@@ -65,6 +65,8 @@ const BREAKING: [(&str, &str); 52] = [
     ("schedule.min_ratio=2", "LR-02"),
     ("schedule.decay_steps=2", "LR-03"),
     ("objective.temperature=-1", "OBJ-01"),
+    ("objective.temperature=1e-300", "OBJ-01"),
+    ("objective.temperature=1e39", "OBJ-01"),
     ("objective.beta=0.1", "OBJ-02"),
     ("objective.divisor=2", "OBJ-03"),
     ("objective.kind=ppo objective.clip_low=2", "OBJ-04"),
