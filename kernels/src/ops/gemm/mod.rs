@@ -11,6 +11,10 @@
 //! With beta = 0, C is written and never read, so it may hold anything, NaN included. Sums run in f32,
 //! blocked along k. No scratch.
 
+#[cfg(not(feature = "openblas"))]
+mod cpu;
+#[cfg(feature = "openblas")]
+#[path = "openblas.rs"]
 mod cpu;
 mod rate;
 pub mod reference;
