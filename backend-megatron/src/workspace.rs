@@ -8,7 +8,7 @@
 //! of nearly the same length share buffers. A larger one where there is none of the size would be missed later.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt,
     ops::{Deref, DerefMut},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -40,11 +40,27 @@ struct Pool {
     used_elements: usize,
     /// Of those that other ranks may still read: they are back soon, but when is not this rank's to say.
     shared_elements: usize,
-    /// Sizes of such.
-    shared_sizes: BTreeSet<usize>,
+    sizes: BTreeMap<usize, Size>,
     peak_elements: usize,
     saved_elements: usize,
 }
+
+/// Buffers of one size.
+#[derive(Default)]
+struct Size {
+    /// All of them.
+    total: usize,
+    /// On loan, but for those that are shared.
+    used: usize,
+    /// Most of these at once, in the last pass and in this one.
+    most_used: [usize; 2],
+    /// Whether any was ever shared.
+    shared: bool,
+}
+
+/// How many shared buffers of a size may be away when this rank is done with them: one for each group that it goes
+/// through, since a group's next operation begins when all are done with the one before. Rows of experts go through two.
+const AWAY: usize = 2;
 
 struct Idle {
     data: Memory,
@@ -72,7 +88,8 @@ impl Workspace {
     /// A buffer whose values are unspecified: write before reading.
     pub(crate) fn take(&self, len: usize) -> Buffer {
         let size = size_of_request(len);
-        let reused = self.lock().take(size);
+        let (reused, spares) = self.lock().take(size);
+        self.add_spares(size, spares);
         #[allow(unused_mut)] // but in tests
         let mut buffer = Buffer {
             data: reused.unwrap_or_else(|| self.processor.memory(size)),
@@ -120,8 +137,8 @@ impl Workspace {
         data.resize(size_of_request(len), 0.0);
         let data = self.processor.adopt(data);
         let mut pool = self.lock();
-        pool.used_elements += data.len();
-        pool.peak_elements = pool.peak_elements.max(pool.used_elements);
+        pool.sizes.entry(data.len()).or_default().total += 1;
+        pool.lend(data.len());
         drop(pool);
         Buffer {
             len,
@@ -135,6 +152,19 @@ impl Workspace {
     pub(crate) fn begin_pass(&self) {
         let mut pool = self.lock();
         pool.passes = [pool.passes[1], pool.given];
+        pool.sizes.retain(|_, size| size.total > 0);
+        for size in pool.sizes.values_mut() {
+            size.most_used = [size.most_used[1], size.used];
+        }
+    }
+
+    fn add_spares(&self, size: usize, spares: usize) {
+        for _ in 0..spares {
+            let spare = self.processor.memory(size);
+            let mut pool = self.lock();
+            pool.sizes.entry(size).or_default().total += 1;
+            pool.add_free(spare);
+        }
     }
 
     /// Most bytes on loan at once.
@@ -174,24 +204,46 @@ fn size_of_request(len: usize) -> usize {
 }
 
 impl Pool {
-    /// A free buffer of this size; `None` asks the caller to allocate one, after making room for it.
-    fn take(&mut self, size: usize) -> Option<Memory> {
+    /// A free buffer of this size, and how many spares to allocate; `None` asks the caller to allocate it too, after
+    /// making room for it.
+    fn take(&mut self, size: usize) -> (Option<Memory>, usize) {
         let found = self.free.get_mut(&size).and_then(Vec::pop);
         if found.is_some() {
             self.free_elements -= size;
         }
-        self.used_elements += size;
-        self.peak_elements = self.peak_elements.max(self.used_elements);
+        self.lend(size);
         if found.is_none() {
+            self.sizes.entry(size).or_default().total += 1;
             self.trim();
         }
-        found.map(|idle| idle.data)
+        (found.map(|idle| idle.data), self.spares(size))
     }
 
-    /// Whether a size is the first of its kind to be shared.
-    fn share(&mut self, size: usize) -> bool {
+    fn lend(&mut self, size: usize) {
+        self.used_elements += size;
+        self.peak_elements = self.peak_elements.max(self.used_elements);
+        let of_size = self.sizes.entry(size).or_default();
+        of_size.used += 1;
+        of_size.most_used[1] = of_size.most_used[1].max(of_size.used);
+    }
+
+    /// What is missing of a size for nobody to wait, nor to allocate, whenever the other ranks give back what they read:
+    /// how soon they do is theirs, how much this rank uses at once is not.
+    fn spares(&self, size: usize) -> usize {
+        let of_size = self.sizes.get(&size).filter(|of_size| of_size.shared);
+        of_size.map_or(0, |of_size| {
+            let [last, this] = of_size.most_used;
+            (last.max(this) + AWAY).saturating_sub(of_size.total)
+        })
+    }
+
+    /// How many spares to allocate.
+    fn share(&mut self, size: usize) -> usize {
         self.shared_elements += size;
-        self.shared_sizes.insert(size)
+        let of_size = self.sizes.entry(size).or_default();
+        of_size.used -= 1;
+        of_size.shared = true;
+        self.spares(size)
     }
 
     fn kept_elements(&self) -> usize {
@@ -210,8 +262,9 @@ impl Pool {
     fn give(&mut self, data: Memory, shared: bool) {
         let size = data.len();
         self.used_elements -= size;
-        if shared {
-            self.shared_elements -= size;
+        match shared {
+            true => self.shared_elements -= size,
+            false => self.sizes.entry(size).or_default().used -= 1,
         }
         self.given += 1;
         self.add_free(data);
@@ -235,6 +288,7 @@ impl Pool {
             if let Some(list) = self.free.get_mut(&size) {
                 list.remove(0);
                 self.free_elements -= size;
+                self.sizes.entry(size).or_default().total -= 1;
             }
         }
         self.free.retain(|_, list| !list.is_empty());
@@ -243,8 +297,7 @@ impl Pool {
 
 impl Buffer {
     /// For an operation to hold; it goes back to its workspace when no rank needs it any more. That may be a little
-    /// after this rank is done: of each size that is ever shared there is one more, so that nobody has to wait, nor to
-    /// allocate.
+    /// after this rank is done, so of each size that is ever shared there are spares.
     pub(crate) fn share(mut self) -> Arc<Self> {
         self.mark_shared();
         Arc::new(self)
@@ -253,10 +306,8 @@ impl Buffer {
     fn mark_shared(&mut self) {
         self.shared = true;
         let size = self.data.len();
-        if self.pool.lock().share(size) {
-            let spare = self.pool.processor.memory(size);
-            self.pool.lock().add_free(spare);
-        }
+        let spares = self.pool.lock().share(size);
+        self.pool.add_spares(size, spares);
     }
 
     /// As an operation's input.
@@ -268,7 +319,12 @@ impl Buffer {
     pub(crate) fn into_vec(mut self) -> Vec<f32> {
         // Never one that is shared: that is not owned any more.
         let mut data = std::mem::take(&mut self.data).into_vec();
-        self.pool.lock().used_elements -= data.len();
+        let mut pool = self.pool.lock();
+        pool.used_elements -= data.len();
+        let of_size = pool.sizes.entry(data.len()).or_default();
+        of_size.used -= 1;
+        of_size.total -= 1;
+        drop(pool);
         data.truncate(self.len);
         data
     }
@@ -461,6 +517,34 @@ mod tests {
             drop(workspace.take(len));
         }
         assert!(held_free(&workspace) <= 3 * 1024);
+    }
+
+    /// However late the other ranks give back what they read, the second pass allocates nothing.
+    #[test]
+    fn a_late_reader_makes_nobody_allocate() {
+        let workspace = Workspace::new(Cpu::new(1).into());
+        let mut away = Vec::new();
+        // What was shared before goes back when the next is, at the latest.
+        let pass = |away: &mut Vec<Arc<Buffer>>, late: bool| {
+            workspace.begin_pass();
+            for _ in 0..3 {
+                let kept = [(); 3].map(|()| workspace.take(512));
+                let shared = workspace.take(512).share();
+                away.clear();
+                if late {
+                    away.push(shared);
+                }
+                drop((workspace.take(512), kept));
+            }
+        };
+        pass(&mut away, false);
+        let total = |workspace: &Workspace| workspace.lock().sizes[&512].total;
+        let held = total(&workspace);
+        for late in [true, false, true, true] {
+            pass(&mut away, late);
+            assert_eq!(total(&workspace), held);
+        }
+        assert_eq!(held, 4 + AWAY);
     }
 
     fn held_free(workspace: &Workspace) -> usize {

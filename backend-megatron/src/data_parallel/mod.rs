@@ -109,7 +109,7 @@ impl DataParallel {
                 parts.push((self.regions[region].range.clone(), work));
             }
             if !parts.is_empty() {
-                values.expect(bucket, parts, committed);
+                values.receive(bucket, parts, committed);
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Reduce-scatter of gradients, region by region, each started as soon as backward is done with its bucket.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use drivetrain_core::{
     Result,
@@ -16,10 +16,9 @@ use crate::{
 /// What a pass receives. Slots outlive the operations that write to them.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    /// By bucket, by region: this rank's share of the sum over replicas; `None` until the bucket is complete, when the
-    /// memory in which the weights before this step left is back.
-    slots: Vec<Vec<Option<Buffer>>>,
-    first_regions: Vec<usize>,
+    /// By region: this rank's share of the sum over replicas; `None` until its bucket is complete, when the memory in
+    /// which the weights before this step left is back.
+    slots: Vec<Option<Buffer>>,
 }
 
 /// The reductions of one backward pass.
@@ -39,23 +38,15 @@ pub(crate) struct Reduction<'a> {
 impl Slots {
     /// One for each region.
     pub(crate) fn new(data: &DataParallel) -> Self {
-        let regions = data.buckets.iter();
         Self {
-            slots: regions
-                .clone()
-                .map(|r| r.clone().map(|_| None).collect())
-                .collect(),
-            first_regions: regions.map(|r| r.start).collect(),
+            slots: (0..data.num_regions()).map(|_| None).collect(),
         }
     }
 
     /// What came, by region.
     pub(super) fn into_received(self) -> impl Iterator<Item = (usize, Buffer)> {
-        let buckets = self.first_regions.into_iter().zip(self.slots);
-        buckets.flat_map(|(first, slots)| {
-            let regions = (first..).zip(slots);
-            regions.filter_map(|(region, slot)| Some((region, slot?)))
-        })
+        let slots = self.slots.into_iter().enumerate();
+        slots.filter_map(|(region, slot)| Some((region, slot?)))
     }
 }
 
@@ -68,6 +59,13 @@ impl<'a> Reduction<'a> {
         slots: &'a mut Slots,
         most: Option<usize>,
     ) -> Self {
+        let mut rest = slots.slots.as_mut_slice();
+        let mut next = |regions: &Range<usize>| {
+            let (own, after) = std::mem::take(&mut rest).split_at_mut(regions.len());
+            rest = after;
+            Some(own)
+        };
+        let free = data.buckets.iter().map(&mut next).collect();
         Self {
             data,
             layout,
@@ -75,11 +73,7 @@ impl<'a> Reduction<'a> {
             works: VecDeque::with_capacity(data.num_regions()),
             started: 0,
             most,
-            free: slots
-                .slots
-                .iter_mut()
-                .map(|s| Some(s.as_mut_slice()))
-                .collect(),
+            free,
         }
     }
 

@@ -75,7 +75,7 @@ impl Buffers {
     }
 
     /// Starts on a bucket of which parts are coming.
-    pub(crate) fn expect(
+    pub(crate) fn receive(
         &mut self,
         index: usize,
         parts: Vec<(Range<usize>, Work<'static, Vec<Shared>>)>,

@@ -14,14 +14,18 @@
 #[cfg(not(feature = "openblas"))]
 mod cpu;
 #[cfg(feature = "openblas")]
-#[path = "openblas.rs"]
-mod cpu;
+mod openblas;
 mod rate;
 pub mod reference;
 #[cfg(test)]
 mod tests;
 
 pub use rate::measure_rate;
+
+#[cfg(not(feature = "openblas"))]
+use cpu as library;
+#[cfg(feature = "openblas")]
+use openblas as library;
 
 use crate::cuda::ops::gemm as device;
 use crate::{On, Rows, RowsMut};
@@ -125,7 +129,7 @@ pub fn gemm<'on>(on: impl Into<On<'on>>, dims: &Gemm, a: &[f32], b: &[f32], c: &
     check("B", b.len(), b_rows, b_width, dims.ldb);
     check("C", c.len(), m, n, dims.ldc);
     match on.into() {
-        On::Cpu(cpu) => cpu::gemm(cpu, dims, a, b, c),
+        On::Cpu(cpu) => library::gemm(cpu, dims, a, b, c),
         On::Device(unified) => unified.run(|call| {
             let a = call.rows(Rows::new(a, a_rows, a_width, dims.lda))?;
             let b = call.rows(Rows::new(b, b_rows, b_width, dims.ldb))?;
