@@ -70,6 +70,7 @@ struct Idle {
 
 /// `len` elements on loan; their values are whatever was there before.
 pub(crate) struct Buffer {
+    /// Empty where there are no elements, and where it has left: such is none of the pool's.
     data: Memory,
     len: usize,
     pool: Workspace,
@@ -88,19 +89,27 @@ impl Workspace {
     /// A buffer whose values are unspecified: write before reading.
     pub(crate) fn take(&self, len: usize) -> Buffer {
         let size = size_of_request(len);
+        if size == 0 {
+            return self.buffer(Memory::default(), 0);
+        }
         let (reused, spares) = self.lock().take(size);
         self.add_spares(size, spares);
+        let data = reused.unwrap_or_else(|| self.processor.memory(size));
         #[allow(unused_mut)] // but in tests
-        let mut buffer = Buffer {
-            data: reused.unwrap_or_else(|| self.processor.memory(size)),
-            len,
-            pool: self.clone(),
-            shared: false,
-        };
+        let mut buffer = self.buffer(data, len);
         // Whoever reads what nobody wrote shows in tests.
         #[cfg(test)]
         buffer.data.fill(f32::NAN);
         buffer
+    }
+
+    fn buffer(&self, data: Memory, len: usize) -> Buffer {
+        Buffer {
+            data,
+            len,
+            pool: self.clone(),
+            shared: false,
+        }
     }
 
     /// Numbers of another type, of unspecified values: write before reading.
@@ -133,6 +142,9 @@ impl Workspace {
     /// A buffer that came from elsewhere: it goes back to this workspace.
     pub(crate) fn adopt(&self, mut data: Vec<f32>) -> Buffer {
         let len = data.len();
+        if len == 0 {
+            return self.take(0);
+        }
         // Out of another rank's workspace it has the room.
         data.resize(size_of_request(len), 0.0);
         let data = self.processor.adopt(data);
@@ -140,12 +152,7 @@ impl Workspace {
         pool.sizes.entry(data.len()).or_default().total += 1;
         pool.lend(data.len());
         drop(pool);
-        Buffer {
-            len,
-            data,
-            pool: self.clone(),
-            shared: false,
-        }
+        self.buffer(data, len)
     }
 
     /// Begins a pass over micro-batches: what it and the one before it have used is likely to be asked for again.
@@ -304,8 +311,11 @@ impl Buffer {
     }
 
     fn mark_shared(&mut self) {
-        self.shared = true;
         let size = self.data.len();
+        if size == 0 {
+            return;
+        }
+        self.shared = true;
         let spares = self.pool.lock().share(size);
         self.pool.add_spares(size, spares);
     }
@@ -319,6 +329,9 @@ impl Buffer {
     pub(crate) fn into_vec(mut self) -> Vec<f32> {
         // Never one that is shared: that is not owned any more.
         let mut data = std::mem::take(&mut self.data).into_vec();
+        if data.is_empty() {
+            return data;
+        }
         let mut pool = self.pool.lock();
         pool.used_elements -= data.len();
         let of_size = pool.sizes.entry(data.len()).or_default();
@@ -402,7 +415,9 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let data = std::mem::take(&mut self.data);
-        self.pool.lock().give(data, self.shared);
+        if data.len() > 0 {
+            self.pool.lock().give(data, self.shared);
+        }
     }
 }
 
@@ -545,6 +560,23 @@ mod tests {
             assert_eq!(total(&workspace), held);
         }
         assert_eq!(held, 4 + AWAY);
+    }
+
+    /// An expert without tokens, rows of which a rank has none: no size of zero grows with them.
+    #[test]
+    fn what_is_empty_is_none_of_the_pools() {
+        let workspace = Workspace::new(Cpu::new(1).into());
+        for _ in 0..3 {
+            workspace.begin_pass();
+            assert!(workspace.take(0).into_vec().is_empty());
+            assert_eq!(workspace.take(100).into_vec().len(), 100);
+            drop(workspace.take(0).share());
+            drop(workspace.take_of::<f64>(0).give());
+            drop(workspace.adopt(Vec::new()));
+        }
+        let pool = workspace.lock();
+        assert!(pool.free.is_empty() && pool.sizes.values().all(|size| size.total == 0));
+        assert_eq!((pool.used_elements, pool.shared_elements), (0, 0));
     }
 
     fn held_free(workspace: &Workspace) -> usize {
