@@ -415,7 +415,7 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let data = std::mem::take(&mut self.data);
-        if data.len() > 0 {
+        if !data.is_empty() {
             self.pool.lock().give(data, self.shared);
         }
     }
