@@ -316,7 +316,7 @@ impl Engine for FsdpEngine {
         let speaks = self.group.is_first_replica();
         self.bias.write(&mut *writer)?;
         checkpoint::save(&self.units.all, self.optimizer.step, speaks, &mut *writer)?;
-        Ok(SaveHandle::pending(move || writer.finish()))
+        writer.finish()
     }
 
     fn load_state(&mut self, reader: &dyn StateReader) -> Result<()> {

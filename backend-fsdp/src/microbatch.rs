@@ -244,6 +244,7 @@ impl Pass<'_> {
         packed: &Packed,
         (d_x, router): (&mut Tensor, Option<&RouterGradients>),
     ) -> Result<Vec<Tensor>> {
+        let _span = drivetrain_core::trace::compute_layer("block backward", layer);
         let input = kept.input;
         let (output, routing) = match kept.output {
             Some(output) => (output, kept.routing),
@@ -306,6 +307,7 @@ impl Pass<'_> {
         packed: &Packed,
         graph: bool,
     ) -> Result<(Tensor, Option<Routing>)> {
+        let _span = drivetrain_core::trace::compute_layer("block forward", layer);
         let specs = units.all[layer + 1].layout.specs();
         let window = self.model.layers[layer].sliding_window;
         let block = Block::new(

@@ -339,7 +339,7 @@ impl Engine for MegatronEngine {
             &self.optimizer,
             &mut *writer,
         )?;
-        Ok(SaveHandle::pending(move || writer.finish()))
+        writer.finish()
     }
 
     fn load_state(&mut self, reader: &dyn StateReader) -> Result<()> {

@@ -9,7 +9,7 @@ use std::{
 
 use drivetrain_core::{
     Error, ErrorKind, Result,
-    checkpoint::{StatePiece, StateReader, StateSlot, StateWriter},
+    checkpoint::{SaveHandle, StatePiece, StateReader, StateSlot, StateWriter},
 };
 
 /// Collects the pieces of all ranks.
@@ -132,9 +132,9 @@ impl StateWriter for MemoryState {
         }
     }
 
-    fn finish(self: Box<Self>) -> Result<()> {
+    fn finish(self: Box<Self>) -> Result<SaveHandle> {
         self.lock().finished += 1;
-        Ok(())
+        Ok(SaveHandle::done())
     }
 }
 
@@ -219,9 +219,9 @@ mod tests {
         let (mut a, mut b) = (state.writer(), state.writer());
         a.piece(pieces([0..1, 2..3], &[1.0, 3.0])).unwrap();
         b.piece(pieces([1..2, 3..4], &[2.0, 4.0])).unwrap();
-        a.finish().unwrap();
+        a.finish().unwrap().finish().unwrap();
         assert!(state.complete(2).is_err());
-        b.finish().unwrap();
+        b.finish().unwrap().finish().unwrap();
         let whole = state.complete(2).unwrap();
         let slot = StateSlot::Weight;
         let read = whole.read("w", slot, std::slice::from_ref(&(0..4)));
@@ -244,7 +244,7 @@ mod tests {
         let state = MemoryState::new();
         let mut writer = state.writer();
         writer.piece(piece(0..3, &[1.0; 3])).unwrap();
-        writer.finish().unwrap();
+        writer.finish().unwrap().finish().unwrap();
         assert!(state.complete(1).is_err());
     }
 }

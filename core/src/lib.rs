@@ -27,6 +27,7 @@ pub mod plan;
 mod staged_folder;
 mod tensor;
 mod tensor_file;
+pub mod trace;
 pub mod trainer;
 pub mod weights;
 

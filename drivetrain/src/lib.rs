@@ -21,6 +21,7 @@ pub mod program;
 pub mod report;
 pub mod run;
 pub mod tables;
+pub mod trace;
 
 use std::sync::Arc;
 

@@ -5,6 +5,7 @@ use drivetrain_core::{
     config::{JobConfig, RecomputeModule},
     model::{MlpSpec, ModelSpec},
     plan::PlannedOp,
+    trace,
 };
 
 use super::{
@@ -123,6 +124,7 @@ impl Block {
         tally: &mut RouterTally,
     ) -> Result<(Buffer, SavedBlock)> {
         params.settle(self.bucket)?;
+        let _span = trace::compute_layer("block forward", self.index);
         let (y, parts) = self.parts(cx, params, x, tally)?;
         let saved = match self.keep.full {
             true => SavedBlock::Input(parts.x),
@@ -141,10 +143,13 @@ impl Block {
         let module = RecomputeModule::Norm;
         let (normed, input_norm) = self.input_norm.forward(cx, params, &x);
         let (x, mut middle) = self.keep.fork(cx, x);
+        let span = trace::compute_layer("attention forward", self.index);
         let attention = self.attention.forward(cx, params, &normed, &mut middle)?;
+        drop(span);
         let normed = self.keep.keep_of(module, cx, normed);
         let (mlp_normed, mlp_norm) = self.mlp_norm.forward(cx, params, &middle);
         let (middle, mut y) = self.keep.fork(cx, middle);
+        let span = trace::compute_layer("feed-forward forward", self.index);
         let feed_forward = match &self.feed_forward {
             FeedForward::Dense(mlp) => {
                 SavedFeedForward::Dense(mlp.forward(cx, params, &mlp_normed, &mut y)?)
@@ -154,6 +159,7 @@ impl Block {
                 SavedFeedForward::Experts(Box::new(saved))
             }
         };
+        drop(span);
         let parts = Parts {
             x,
             input_norm,
@@ -179,6 +185,7 @@ impl Block {
         saved: SavedBlock,
         dx: &mut [f32], // [S, D]
     ) -> Result<()> {
+        let _span = trace::compute_layer("block backward", self.index);
         let parts = match saved {
             SavedBlock::Parts(parts) => *parts,
             SavedBlock::Input(x) => {
@@ -191,6 +198,7 @@ impl Block {
             Some(kept) => kept.widen(cx),
             None => self.mlp_norm.again(cx, params, &parts.mlp_norm, &middle),
         };
+        let span = trace::compute_layer("feed-forward backward", self.index);
         let dnormed = match (&self.feed_forward, parts.feed_forward) {
             (FeedForward::Dense(mlp), SavedFeedForward::Dense(saved)) => {
                 mlp.backward(cx, params, grads, saved, dx, &mlp_normed)?
@@ -200,7 +208,7 @@ impl Block {
             }
             _ => return Err(missing("what this layer kept")),
         };
-        drop(mlp_normed);
+        drop((mlp_normed, span));
         let saved = &parts.mlp_norm;
         self.mlp_norm
             .backward(cx, params, grads, saved, &dnormed, &middle, dx);
@@ -210,10 +218,11 @@ impl Block {
             Some(kept) => kept.widen(cx),
             None => self.input_norm.again(cx, params, &parts.input_norm, &x),
         };
+        let span = trace::compute_layer("attention backward", self.index);
         let dnormed = self
             .attention
             .backward(cx, params, grads, parts.attention, dx, &normed)?;
-        drop(normed);
+        drop((normed, span));
         let saved = &parts.input_norm;
         self.input_norm
             .backward(cx, params, grads, saved, &dnormed, &x, dx);

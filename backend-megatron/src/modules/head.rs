@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use drivetrain_core::{Result, model::ModelSpec, plan::PlannedOp};
+use drivetrain_core::{Result, model::ModelSpec, plan::PlannedOp, trace};
 use drivetrain_kernels::ops::{
     cross_entropy::{self, CrossEntropyDims, Derivatives, PARTIALS},
     embedding::{self, EmbeddingDims},
@@ -125,6 +125,7 @@ impl Head {
         request: HeadRequest,
         keep: bool,
     ) -> Result<(HeadOutputs, SavedHead)> {
+        let _span = trace::compute("head forward");
         let n = cx.packed.num_scored();
         let input = self.gather(cx, params, x)?;
         let mut outputs = HeadOutputs::new(n, request);
@@ -159,6 +160,7 @@ impl Head {
         mut saved: SavedHead,
         gradients: &HeadGradients,
     ) -> Result<Buffer> {
+        let _span = trace::compute("head backward");
         let mut dnormed = cx.workspace.take(saved.input.normed.len());
         for rows in self.chunks(cx.packed.num_scored()) {
             let mut logits = match saved.logits.take() {
@@ -191,6 +193,7 @@ impl Head {
         request: HeadRequest,
         gradients: &HeadGradients,
     ) -> Result<(HeadOutputs, Buffer)> {
+        let _span = trace::compute("head forward and backward");
         let n = cx.packed.num_scored();
         let input = self.gather(cx, params, x)?;
         let mut outputs = HeadOutputs::new(n, request);

@@ -39,8 +39,7 @@ pub(super) fn save(
     }
     engine.policy.bias.write(&mut *writer)?;
     write_step(&mut *writer, engine.step)?;
-    writer.finish()?;
-    Ok(SaveHandle::done())
+    writer.finish()
 }
 
 pub(super) fn load(engine: &mut ReferenceEngine, reader: &dyn StateReader) -> Result<()> {

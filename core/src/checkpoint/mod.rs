@@ -1,15 +1,19 @@
 //! Checkpoints, free of layout and engine: pieces of global tensors, a manifest, checksums.
 
+mod contents;
 mod identity;
 mod manifest;
 mod reader;
 mod runs;
+mod save;
 mod state;
 mod store;
+mod task;
 #[cfg(test)]
 mod tests;
 mod writer;
 
+pub use contents::{SavedFile, SavedPiece};
 pub use identity::Identity;
 pub use reader::Checkpoint;
 pub use state::{check_state, read_into, read_step, write_step};
@@ -69,11 +73,12 @@ pub trait StateWriter: Send + fmt::Debug {
     /// `File` naming the path.
     fn blob(&mut self, name: &str, value: serde_json::Value) -> Result<()>;
 
-    /// This rank is done. Collective; the checkpoint becomes visible when every rank's pieces are on disk.
+    /// This rank has given all of its pieces. What is left to do is the handle's, which every rank
+    /// [finishes](SaveHandle::finish): a write that fails fails there, on every rank.
     ///
     /// # Errors
-    /// `File` naming the path; communicator errors.
-    fn finish(self: Box<Self>) -> Result<()>;
+    /// The writer's own.
+    fn finish(self: Box<Self>) -> Result<SaveHandle>;
 }
 
 /// A complete checkpoint, read by global coordinates.
@@ -103,9 +108,22 @@ pub trait StateReader: Send + Sync + fmt::Debug {
     fn blob(&self, name: &str) -> Option<&serde_json::Value>;
 }
 
-/// A save that may still be running.
+/// What is left of a save, stage by stage.
+pub trait PendingSave: Send + fmt::Debug {
+    /// Whether this rank's work of the stage is done, so that [`Self::advance`] waits for other ranks alone.
+    fn is_ready(&self) -> bool;
+
+    /// Ends the stage and starts the next. Collective.
+    ///
+    /// # Errors
+    /// The save's failure, on every rank; then no checkpoint has appeared.
+    fn advance(self: Box<Self>) -> Result<SaveHandle>;
+}
+
+/// A save that may still be running. Dropped, it is given up.
+#[derive(Debug)]
 #[must_use = "a save is complete after finish()"]
-pub struct SaveHandle(Option<Box<dyn FnOnce() -> Result<()> + Send>>);
+pub struct SaveHandle(Option<Box<dyn PendingSave>>);
 
 impl SaveHandle {
     /// A save that is complete.
@@ -113,24 +131,40 @@ impl SaveHandle {
         Self(None)
     }
 
-    /// A save that `finish` completes.
-    pub fn pending(finish: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
-        Self(Some(Box::new(finish)))
+    /// A save of which this is left.
+    pub fn pending(rest: impl PendingSave + 'static) -> Self {
+        Self(Some(Box::new(rest)))
     }
 
-    /// Waits until the checkpoint is on disk and visible.
+    /// Whether the checkpoint is on disk and visible.
+    pub fn is_done(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Whether this rank's work of the stage under way is done. Ranks get there at different times: they
+    /// [`Self::advance`] together once all have.
+    pub fn is_ready(&self) -> bool {
+        self.0.as_ref().is_none_or(|rest| rest.is_ready())
+    }
+
+    /// Ends the stage under way and starts the next. Collective, on the thread of the rank's other collective
+    /// operations.
     ///
     /// # Errors
-    /// The save's failure; then no checkpoint has appeared.
-    pub fn finish(mut self) -> Result<()> {
-        self.0.take().map_or(Ok(()), |finish| finish())
+    /// The save's failure, on every rank; then no checkpoint has appeared.
+    pub fn advance(self) -> Result<Self> {
+        self.0
+            .map_or_else(|| Ok(Self::done()), PendingSave::advance)
     }
-}
 
-impl fmt::Debug for SaveHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SaveHandle")
-            .field("pending", &self.0.is_some())
-            .finish()
+    /// Waits until the checkpoint is on disk and visible. Collective.
+    ///
+    /// # Errors
+    /// As [`Self::advance`].
+    pub fn finish(mut self) -> Result<()> {
+        while !self.is_done() {
+            self = self.advance()?;
+        }
+        Ok(())
     }
 }

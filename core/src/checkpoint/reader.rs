@@ -135,7 +135,11 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn tensor(&self, name: &str, slot: StateSlot) -> Result<&SavedTensor> {
+    pub(super) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    pub(super) fn tensor(&self, name: &str, slot: StateSlot) -> Result<&SavedTensor> {
         self.tensors.get(&(name.to_owned(), slot)).ok_or_else(|| {
             let message = "the checkpoint has no such tensor";
             Error::new(ErrorKind::Checkpoint, "read_checkpoint", message)

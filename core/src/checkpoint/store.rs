@@ -44,8 +44,8 @@ impl CheckpointStore {
         &self.root
     }
 
-    /// A writer of this rank's part of a checkpoint. Collective, as is the writer's `finish`: until that ends
-    /// nothing is visible, and a checkpoint of the same step stays. If one rank fails, all do.
+    /// A writer of this rank's part of a checkpoint. Collective, as is what its `finish` leaves to do: until that
+    /// ends nothing is visible, and a checkpoint of the same step stays. If one rank fails, all do.
     ///
     /// # Errors
     /// `Checkpoint`, before anything is written, if the store's latest checkpoint is of another model; `File` if
@@ -55,6 +55,30 @@ impl CheckpointStore {
         step: u64,
         comm: &Arc<dyn Communicator>,
         identity: &Identity,
+    ) -> Result<Box<dyn StateWriter>> {
+        self.begin(step, comm, identity, false)
+    }
+
+    /// The same, but for when it is written: pieces are copied in memory, and once all have come a thread writes
+    /// them while this one goes on. One save at a time; [`Self::prune`] comes when it has ended.
+    ///
+    /// # Errors
+    /// As [`Self::writer`].
+    pub fn background_writer(
+        &self,
+        step: u64,
+        comm: &Arc<dyn Communicator>,
+        identity: &Identity,
+    ) -> Result<Box<dyn StateWriter>> {
+        self.begin(step, comm, identity, true)
+    }
+
+    fn begin(
+        &self,
+        step: u64,
+        comm: &Arc<dyn Communicator>,
+        identity: &Identity,
+        staged: bool,
     ) -> Result<Box<dyn StateWriter>> {
         let check = || match self.scan()?.complete.last_key_value() {
             Some((_, path)) => {
@@ -72,6 +96,7 @@ impl CheckpointStore {
             step,
             comm.clone(),
             identity,
+            staged,
             check,
         )?))
     }

@@ -1,3 +1,4 @@
+mod background;
 mod damage;
 mod layouts;
 mod store;
@@ -60,7 +61,7 @@ pub(super) fn save_rank(
         data: (&data).into(),
     })?;
     writer.blob("step", json!(step))?;
-    writer.finish()
+    writer.finish()?.finish()
 }
 
 /// Rows of `[97, 3]` over some ranks, the first ones taking one more.

@@ -3,15 +3,17 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
 };
 
 use serde_json::Value;
 
 use super::{
-    Identity, StatePiece, StateWriter,
-    manifest::{FileRecord, MANIFEST, Manifest, PieceRecord, checksum},
+    Identity, SaveHandle, StatePiece, StateWriter,
+    manifest::{FileRecord, PieceRecord, checksum},
     runs,
+    save::{Facts, Writing},
+    task::Task,
 };
 use crate::{
     DType, Error, ErrorKind, Result,
@@ -20,31 +22,32 @@ use crate::{
     tensor_file::TensorFileAppender,
 };
 
-const OPERATION: &str = "write_checkpoint";
+pub(super) const OPERATION: &str = "write_checkpoint";
 
 /// Writes `rank-XXXXX.safetensors`; rank 0 also owns the folder and writes the manifest, so that each file is
 /// opened for writing by one rank, once.
 #[derive(Debug)]
 pub(super) struct FileStateWriter {
-    step: u64,
     comm: Arc<dyn Communicator>,
-    identity: Identity,
-    path: PathBuf,
-    file: TensorFileAppender,
-    keys: BTreeSet<String>,
-    pieces: Vec<PieceRecord>,
-    blobs: BTreeMap<String, Value>,
+    facts: Facts,
+    file: RankFile,
+    /// Pieces that wait for a thread to write them; `None` where each is written as it comes.
+    staged: Option<Vec<(PieceRecord, Vec<u8>)>>,
+    /// The first write that failed: told where all ranks are, so that none waits for this one.
+    failed: Option<Error>,
     /// On rank 0.
     folder: Option<StagedFolder>,
 }
 
 impl FileStateWriter {
-    /// Collective. `check` runs on rank 0 before anything is written.
+    /// Collective. `check` runs on rank 0 before anything is written. With `staged`, pieces are kept in memory, and a
+    /// thread writes them once all have come.
     pub(super) fn begin(
         target: &Path,
         step: u64,
         comm: Arc<dyn Communicator>,
         identity: &Identity,
+        staged: bool,
         check: impl FnOnce() -> Result<()>,
     ) -> Result<Self> {
         let folder = match comm.rank() {
@@ -54,16 +57,17 @@ impl FileStateWriter {
         let folder = comm.agree(OPERATION, folder)?;
         let name = format!("rank-{:05}.safetensors", comm.rank());
         let path = beside(target, "tmp")?.join(name);
-        let file = comm.agree(OPERATION, TensorFileAppender::create(&path))?;
+        let file = comm.agree(OPERATION, RankFile::create(path))?;
         Ok(Self {
-            step,
             comm,
-            identity: identity.clone(),
-            path,
+            facts: Facts {
+                step,
+                identity: identity.clone(),
+                blobs: BTreeMap::new(),
+            },
             file,
-            keys: BTreeSet::new(),
-            pieces: Vec::new(),
-            blobs: BTreeMap::new(),
+            staged: staged.then(Vec::new),
+            failed: None,
             folder,
         })
     }
@@ -72,7 +76,7 @@ impl FileStateWriter {
 impl StateWriter for FileStateWriter {
     fn piece(&mut self, piece: StatePiece<'_>) -> Result<()> {
         let defect = |message: &str| {
-            Error::new(ErrorKind::Defect, "write_checkpoint", message)
+            Error::new(ErrorKind::Defect, OPERATION, message)
                 .with("tensor", piece.name)
                 .with("slot", format!("{:?}", piece.slot))
         };
@@ -100,102 +104,106 @@ impl StateWriter for FileStateWriter {
             }
             _ => return Err(defect("wanted float values in host memory")),
         };
-        let slot = serde_json::to_value(piece.slot).ok();
-        let slot = slot.as_ref().and_then(Value::as_str).unwrap_or_default();
-        let mut key = format!("{}.{slot}", piece.name);
-        while !self.keys.insert(key.clone()) {
-            key = format!("{}.{slot}.{}", piece.name, self.keys.len());
-        }
-        self.file.append(key.clone(), dtype, bytes)?;
-        self.pieces.push(PieceRecord {
-            key,
+        let record = PieceRecord {
+            key: String::new(),
             name: piece.name.to_owned(),
             slot: piece.slot,
             shape: piece.shape.to_vec(),
             dtype,
             runs: runs::shorten(&piece.runs),
-            checksum: checksum(bytes),
-        });
+            checksum: String::new(),
+        };
+        match &mut self.staged {
+            Some(staged) => staged.push((record, bytes.to_vec())),
+            None if self.failed.is_none() => self.failed = self.file.add(record, bytes).err(),
+            None => {}
+        }
         Ok(())
     }
 
     fn blob(&mut self, name: &str, value: Value) -> Result<()> {
-        match self.blobs.insert(name.to_owned(), value) {
+        match self.facts.blobs.insert(name.to_owned(), value) {
             None => Ok(()),
             Some(_) => Err(
-                Error::new(ErrorKind::Defect, "write_checkpoint", "a blob came twice")
-                    .with("blob", name),
+                Error::new(ErrorKind::Defect, OPERATION, "a blob came twice").with("blob", name),
             ),
         }
     }
 
-    fn finish(self: Box<Self>) -> Result<()> {
+    fn finish(self: Box<Self>) -> Result<SaveHandle> {
         let Self {
-            step,
             comm,
-            identity,
-            path,
-            file,
-            pieces,
-            blobs,
+            facts,
+            mut file,
+            staged,
+            failed,
             folder,
-            ..
         } = *self;
-        let record = file.finish().map(|bytes| FileRecord {
-            name: path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
-            bytes,
-            pieces,
-        });
-        let record = comm.agree(OPERATION, record)?;
-        let json = serde_json::to_vec(&record).map_err(malformed);
-        let records = collect(&comm, comm.agree(OPERATION, json)?)?;
-        let committed = match folder {
-            Some(folder) => commit(step, identity, records, blobs, folder),
-            None => Ok(()),
+        let beside = staged.is_some();
+        let file = match (staged, failed) {
+            (_, Some(error)) => Task::done(Err(error)),
+            (None, None) => Task::done(file.finish()),
+            (Some(staged), None) => Task::spawn(move |cancel| {
+                for (record, bytes) in staged {
+                    if cancel.load(Ordering::Relaxed) {
+                        let message = "the save was given up";
+                        return Err(Error::new(ErrorKind::Interrupted, OPERATION, message));
+                    }
+                    file.add(record, &bytes)?;
+                }
+                file.finish()
+            }),
         };
-        // Also the barrier after which every rank sees the checkpoint.
-        comm.agree(OPERATION, committed)
+        Ok(SaveHandle::pending(Writing {
+            file,
+            comm,
+            facts,
+            folder,
+            beside,
+        }))
     }
 }
 
-fn commit(
-    step: u64,
-    identity: Identity,
-    records: Vec<Vec<u8>>,
-    blobs: BTreeMap<String, Value>,
-    folder: StagedFolder,
-) -> Result<()> {
-    let files = (records.iter())
-        .map(|json| serde_json::from_slice(json).map_err(malformed))
-        .collect::<Result<Vec<FileRecord>>>()?;
-    let manifest = Manifest::new(step, identity, files, blobs);
-    // What could not be read back is not written.
-    manifest.tensors()?;
-    folder.write(MANIFEST, manifest.to_json()?.as_bytes())?;
-    folder.commit()
+/// A rank's file and what it holds.
+#[derive(Debug)]
+struct RankFile {
+    path: PathBuf,
+    file: TensorFileAppender,
+    keys: BTreeSet<String>,
+    pieces: Vec<PieceRecord>,
 }
 
-/// Every rank's bytes in rank order on rank 0, nothing elsewhere.
-fn collect(comm: &Arc<dyn Communicator>, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-    if comm.rank() != 0 {
-        comm.send(vec![bytes.len() as i64].into(), 0)?.wait()?;
-        comm.send(bytes.into(), 0)?.wait()?;
-        return Ok(Vec::new());
+impl RankFile {
+    fn create(path: PathBuf) -> Result<Self> {
+        Ok(Self {
+            file: TensorFileAppender::create(&path)?,
+            path,
+            keys: BTreeSet::new(),
+            pieces: Vec::new(),
+        })
     }
-    let mut all = vec![bytes];
-    for rank in 1..comm.world_size() {
-        let length: Vec<i64> = comm.receive(DType::I64, 1, rank)?.wait()?.try_into()?;
-        let bytes = comm.receive(DType::U8, length[0] as usize, rank)?.wait()?;
-        all.push(bytes.try_into()?);
-    }
-    Ok(all)
-}
 
-fn malformed(cause: serde_json::Error) -> Error {
-    let message = "a rank's list of pieces is malformed";
-    Error::new(ErrorKind::Defect, "write_checkpoint", message).caused_by(cause)
+    /// Writes a piece, and gives it a key and a checksum.
+    fn add(&mut self, mut record: PieceRecord, bytes: &[u8]) -> Result<()> {
+        let slot = serde_json::to_value(record.slot).ok();
+        let slot = slot.as_ref().and_then(Value::as_str).unwrap_or_default();
+        let mut key = format!("{}.{slot}", record.name);
+        while !self.keys.insert(key.clone()) {
+            key = format!("{}.{slot}.{}", record.name, self.keys.len());
+        }
+        self.file.append(key.clone(), record.dtype, bytes)?;
+        record.checksum = checksum(bytes);
+        record.key = key;
+        self.pieces.push(record);
+        Ok(())
+    }
+
+    fn finish(self) -> Result<FileRecord> {
+        let name = self.path.file_name().unwrap_or_default();
+        Ok(FileRecord {
+            name: name.to_string_lossy().into_owned(),
+            bytes: self.file.finish()?,
+            pieces: self.pieces,
+        })
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use tracing::Span;
+
 use super::{Communicator, Input, ReduceOp, Shared, Work};
 use crate::{Buffer, DType, Error, Result, ViewMut};
 
@@ -14,6 +16,11 @@ pub trait Intercept: fmt::Debug + Send + Sync + 'static {
     /// Its own; then the operation is not started.
     fn before(&self, group: &dyn Communicator, operation: &'static str, bytes: usize)
     -> Result<()>;
+
+    /// A span of the operation: entered while the rank starts it and while it waits for it, closed at its end.
+    fn span(&self, _group: &dyn Communicator, _operation: &'static str, _bytes: usize) -> Span {
+        Span::none()
+    }
 }
 
 /// A communicator with a hook before its operations and those of all its subgroups.
@@ -29,8 +36,17 @@ impl<I: Intercept> Intercepted<I> {
         Self { inner, hook }
     }
 
-    fn before(&self, operation: &'static str, bytes: usize) -> Result<()> {
-        self.hook.before(&*self.inner, operation, bytes)
+    /// Starts an operation, after what the hook does before it, in the span that the hook gives it.
+    fn start<'a, T: 'a>(
+        &self,
+        operation: &'static str,
+        bytes: usize,
+        start: impl FnOnce(&dyn Communicator) -> Result<Work<'a, T>>,
+    ) -> Result<Work<'a, T>> {
+        self.hook.before(&*self.inner, operation, bytes)?;
+        let span = self.hook.span(&*self.inner, operation, bytes);
+        let work = span.in_scope(|| start(&*self.inner))?;
+        Ok(work.within(span))
     }
 }
 
@@ -56,8 +72,9 @@ impl<I: Intercept> Communicator for Intercepted<I> {
     }
 
     fn all_reduce<'a>(&self, buffer: ViewMut<'a>, op: ReduceOp) -> Result<Work<'a>> {
-        self.before("all_reduce", buffer.num_bytes())?;
-        self.inner.all_reduce(buffer, op)
+        self.start("all_reduce", buffer.num_bytes(), |inner| {
+            inner.all_reduce(buffer, op)
+        })
     }
 
     fn all_gather<'a>(
@@ -66,8 +83,9 @@ impl<I: Intercept> Communicator for Intercepted<I> {
         output: ViewMut<'a>,
         counts: &[usize],
     ) -> Result<Work<'a>> {
-        self.before("all_gather", output.num_bytes())?;
-        self.inner.all_gather(input, output, counts)
+        self.start("all_gather", output.num_bytes(), |inner| {
+            inner.all_gather(input, output, counts)
+        })
     }
 
     fn all_gather_shared(
@@ -76,8 +94,9 @@ impl<I: Intercept> Communicator for Intercepted<I> {
         counts: &[usize],
     ) -> Result<Work<'static, Vec<Shared>>> {
         let bytes = counts.iter().sum::<usize>() * input.as_view().dtype().size();
-        self.before("all_gather", bytes)?;
-        self.inner.all_gather_shared(input, counts)
+        self.start("all_gather", bytes, |inner| {
+            inner.all_gather_shared(input, counts)
+        })
     }
 
     fn reduce_scatter<'a>(
@@ -87,13 +106,15 @@ impl<I: Intercept> Communicator for Intercepted<I> {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<Work<'a>> {
-        self.before("reduce_scatter", input.as_view().num_bytes())?;
-        self.inner.reduce_scatter(input, output, counts, op)
+        self.start("reduce_scatter", input.as_view().num_bytes(), |inner| {
+            inner.reduce_scatter(input, output, counts, op)
+        })
     }
 
     fn broadcast<'a>(&self, buffer: ViewMut<'a>, root: usize) -> Result<Work<'a>> {
-        self.before("broadcast", buffer.num_bytes())?;
-        self.inner.broadcast(buffer, root)
+        self.start("broadcast", buffer.num_bytes(), |inner| {
+            inner.broadcast(buffer, root)
+        })
     }
 
     fn all_to_all<'a>(
@@ -103,19 +124,19 @@ impl<I: Intercept> Communicator for Intercepted<I> {
         output: ViewMut<'a>,
         receive_counts: &[usize],
     ) -> Result<Work<'a>> {
-        self.before("all_to_all", input.as_view().num_bytes())?;
-        self.inner
-            .all_to_all(input, send_counts, output, receive_counts)
+        self.start("all_to_all", input.as_view().num_bytes(), |inner| {
+            inner.all_to_all(input, send_counts, output, receive_counts)
+        })
     }
 
     fn send(&self, buffer: Buffer, to: usize) -> Result<Work<'static>> {
-        self.before("send", buffer.num_bytes())?;
-        self.inner.send(buffer, to)
+        self.start("send", buffer.num_bytes(), |inner| inner.send(buffer, to))
     }
 
     fn receive(&self, dtype: DType, len: usize, from: usize) -> Result<Work<'static, Buffer>> {
-        self.before("receive", len * dtype.size())?;
-        self.inner.receive(dtype, len, from)
+        self.start("receive", len * dtype.size(), |inner| {
+            inner.receive(dtype, len, from)
+        })
     }
 
     fn exchange<'a>(
@@ -125,13 +146,14 @@ impl<I: Intercept> Communicator for Intercepted<I> {
         output: ViewMut<'a>,
         from: usize,
     ) -> Result<Work<'a>> {
-        self.before("exchange", input.as_view().num_bytes())?;
-        self.inner.exchange(input, to, output, from)
+        self.start("exchange", input.as_view().num_bytes(), |inner| {
+            inner.exchange(input, to, output, from)
+        })
     }
 
     fn barrier(&self) -> Result<()> {
-        self.before("barrier", 0)?;
-        self.inner.barrier()
+        let barrier = |inner: &dyn Communicator| inner.barrier().map(|()| Work::done());
+        self.start("barrier", 0, barrier)?.wait()
     }
 
     fn subgroup(&self, ranks: &[usize], label: &str) -> Result<Arc<dyn Communicator>> {

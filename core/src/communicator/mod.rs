@@ -14,12 +14,14 @@ mod intercepted;
 mod local;
 mod recording;
 mod shared;
+mod traced;
 mod work;
 
 pub use intercepted::{Intercept, Intercepted};
 pub use local::{LocalCommunicator, LocalOptions};
 pub use recording::{CollectiveStats, Recorder};
 pub use shared::{Input, Shared, SharedBuffer};
+pub use traced::Traced;
 pub use work::Work;
 
 use std::{fmt, sync::Arc, time::Duration};

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use tracing::Span;
+
 use crate::Result;
 
 /// A started operation that borrows its views until it is waited for, and then gives what it received.
@@ -47,6 +49,23 @@ impl<'a, T> Work<'a, T> {
                 ready: Box::new(ready),
                 finish: Box::new(finish),
             },
+        }
+    }
+
+    /// The same, whose wait is in a span that ends with it.
+    pub(super) fn within(self, span: Span) -> Self
+    where
+        T: 'a,
+    {
+        match self.state {
+            State::Pending { ready, finish } if !span.is_none() => Self {
+                state: State::Pending {
+                    ready,
+                    // Moved in: the span ends here, or where this is dropped unused.
+                    finish: Box::new(move || span.in_scope(finish)),
+                },
+            },
+            state => Self { state },
         }
     }
 

@@ -7,9 +7,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::sections::{
-    BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, MoeConfig, ObjectiveConfig,
-    OptimizerConfig, Overlong, ParallelConfig, PrecisionConfig, RecomputeConfig, ScheduleConfig,
-    ValidationConfig,
+    BatchConfig, CheckpointConfig, DataConfig, DeviceConfig, MetricsConfig, MoeConfig,
+    ObjectiveConfig, OptimizerConfig, Overlong, ParallelConfig, PrecisionConfig, RecomputeConfig,
+    ScheduleConfig, ValidationConfig,
 };
 use crate::{Error, ErrorKind, Result, mesh::DeviceMesh, model::ModelSpec};
 
@@ -19,6 +19,8 @@ pub const JOB: &str = "job.yaml";
 pub const METRICS: &str = "metrics.jsonl";
 /// Folder under a job's output: checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
+/// Folder under a job's output: TensorBoard's event files.
+pub const TENSORBOARD: &str = "tensorboard";
 /// Folder under a job's output: the trained model, in Hugging Face form.
 pub const MODEL: &str = "model";
 
@@ -75,6 +77,9 @@ pub struct JobConfig {
     /// Validation passes.
     #[serde(default)]
     pub validation: ValidationConfig,
+    /// What a run tells of itself beside `metrics.jsonl`.
+    #[serde(default)]
+    pub metrics: MetricsConfig,
     /// Most bytes that logits and their gradient may take at once on a rank.
     #[serde(default = "default_logits_budget")]
     #[schemars(range(min = 65536))]
@@ -126,6 +131,7 @@ impl JobConfig {
             device: DeviceConfig::default(),
             checkpoint: CheckpointConfig::default(),
             validation: ValidationConfig::default(),
+            metrics: MetricsConfig::default(),
             logits_budget_bytes: default_logits_budget(),
             timeout_seconds: default_timeout(),
             backends: IndexMap::new(),

@@ -424,6 +424,22 @@ pub struct CheckpointConfig {
     /// How many to keep; the oldest go first.
     #[schemars(range(min = 1))]
     pub keep: usize,
+    /// Whether training goes on while a checkpoint is written; it is then copied in host memory first, which takes
+    /// as many bytes as the checkpoint has (three times the f32 weights, over all ranks).
+    pub asynchronous: bool,
+    /// `asynchronous`: what a save does that is due while one is still being written.
+    pub when_busy: WhenBusy,
+}
+
+/// What a save does that is due while one is still being written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WhenBusy {
+    /// Training waits for the one that is being written.
+    #[default]
+    Wait,
+    /// The save that is due is left out, which is told.
+    Skip,
 }
 
 impl Default for CheckpointConfig {
@@ -431,8 +447,20 @@ impl Default for CheckpointConfig {
         Self {
             every: None,
             keep: 2,
+            asynchronous: false,
+            when_busy: WhenBusy::default(),
         }
     }
+}
+
+/// What a run tells of itself beside `metrics.jsonl`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsConfig {
+    /// Whether the numbers are written as TensorBoard event files too, under `output/tensorboard`.
+    pub tensorboard: bool,
+    /// Whether every step says what each rank holds in memory, and what its process does.
+    pub memory: bool,
 }
 
 /// Validation passes over `data.validation`.

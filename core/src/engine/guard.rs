@@ -14,6 +14,7 @@ use crate::{
     mesh::DeviceMesh,
     model::ParameterSpec,
     objective::{Checked, Objective, TokenOutputs},
+    trace,
     weights::{WeightSink, WeightSource, check_shapes},
 };
 
@@ -325,6 +326,7 @@ impl Engine for Guarded {
             .and_then(|()| self.ids(OPERATION, batch, requires.log_probs_at.as_deref()));
         self.world.agree(OPERATION, fit)?;
         self.alike(OPERATION, batch)?;
+        let _phase = trace::phase(OPERATION);
         let result = self
             .inner
             .forward_backward(batch, &Checked(objective), totals);
@@ -352,6 +354,7 @@ impl Engine for Guarded {
             .and_then(|()| self.ids(OPERATION, batch, request.log_probs_at.as_deref()));
         self.world.agree(OPERATION, fit)?;
         self.alike(OPERATION, batch)?;
+        let _phase = trace::phase(OPERATION);
         let result = self.inner.forward(batch, request);
         self.note(result)
     }
@@ -373,6 +376,7 @@ impl Engine for Guarded {
                 .with("found", format!("{value:?}")));
             }
         }
+        let _phase = trace::phase("optim_step");
         let result = self.inner.optim_step(options);
         // Whatever happened, the step is over: committed, skipped, or failed before the commit point.
         self.state = State::Idle;
@@ -433,6 +437,7 @@ impl Engine for Guarded {
     fn save_state(&mut self, writer: Box<dyn StateWriter>) -> Result<SaveHandle> {
         self.claim("save_state", "checkpoints", self.capability.checkpoints)?;
         self.closed("save_state")?;
+        let _phase = trace::phase("save_state");
         let result = self.inner.save_state(writer);
         self.note(result)
     }

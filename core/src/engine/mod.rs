@@ -94,8 +94,8 @@ pub enum Weights {
     Tag(String),
 }
 
-/// Whether logits can be divided by a temperature, in f32 too.
-pub(crate) fn is_temperature(temperature: f64) -> bool {
+/// Whether logits can be divided by a temperature, in f32 too: above 0 and finite.
+pub fn is_temperature(temperature: f64) -> bool {
     temperature > 0.0 && (temperature as f32).is_normal()
 }
 

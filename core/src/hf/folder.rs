@@ -44,19 +44,11 @@ impl HfFolder {
     /// # Errors
     /// `File` naming the folder or file, and every tensor at fault; `Unsupported` for element types.
     pub fn open(folder: &Path, model: &ModelSpec) -> Result<Self> {
-        let index = Index::read(folder)?;
-        let names = index.as_ref().map_or(vec![SINGLE_FILE], Index::files);
-        let files = (names.iter())
-            .map(|name| TensorFile::open(&folder.join(name)))
-            .collect::<Result<Vec<_>>>()?;
-        let found = locate(&files)?;
-        if let Some(index) = &index {
-            check_index(folder, index, &names, &found)?;
-        }
+        let (files, tensors) = open_files(folder)?;
         let folder = Self {
             folder: folder.to_owned(),
             files,
-            tensors: found,
+            tensors,
         };
         folder.check_model(model)
     }
@@ -166,6 +158,20 @@ fn neighbours(runs: &[Range<usize>]) -> usize {
         gap.is_some_and(|gap| gap <= GAP) && pair[1].end - start <= MOST
     };
     1 + runs.windows(2).take_while(|pair| near(pair)).count()
+}
+
+/// The files of a folder, and each tensor's; the index, where there is one, says the same.
+pub(super) fn open_files(folder: &Path) -> Result<(Vec<TensorFile>, IndexMap<String, usize>)> {
+    let index = Index::read(folder)?;
+    let names = index.as_ref().map_or(vec![SINGLE_FILE], Index::files);
+    let files = (names.iter())
+        .map(|name| TensorFile::open(&folder.join(name)))
+        .collect::<Result<Vec<_>>>()?;
+    let found = locate(&files)?;
+    if let Some(index) = &index {
+        check_index(folder, index, &names, &found)?;
+    }
+    Ok((files, found))
 }
 
 /// Every tensor of every file, and the file's number.

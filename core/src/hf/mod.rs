@@ -1,12 +1,14 @@
 //! Hugging Face folders: read as a [`WeightSource`](crate::weights::WeightSource), written as a
 //! [`WeightSink`](crate::weights::WeightSink).
 
+mod contents;
 mod folder;
 mod index;
 #[cfg(test)]
 mod tests;
 mod writer;
 
+pub use contents::{HfContents, HfTensor};
 pub use folder::HfFolder;
 pub use writer::{HfWriter, HfWriterOptions};
 

@@ -9,6 +9,7 @@
 //! | [`experts`] | train a mixture of experts: the router's losses, its bias, what counts |
 //! | [`ranks`] | meet meshes, collectives, the commit point of a step, or a lost rank |
 //! | [`state`] | read or write weights, checkpoints, Hugging Face folders |
+//! | [`monitoring`] | want to see what a run does: metrics, TensorBoard, a timeline of a step, what a file holds |
 //! | [`numerics`] | ask in what precision, in what order, and how exactly |
 //! | [`tolerances`] | ask how far two right engines may be apart |
 //! | [`engines`] | want the design of the two engines, side by side |
@@ -36,6 +37,9 @@ pub mod ranks {}
 
 #[doc = include_str!("state.md")]
 pub mod state {}
+
+#[doc = include_str!("monitoring.md")]
+pub mod monitoring {}
 
 #[doc = include_str!("numerics.md")]
 pub mod numerics {}

@@ -3,9 +3,11 @@
 mod all_reduce;
 mod jsonl;
 mod process;
+mod tensorboard;
 
 pub use jsonl::{JsonRecord, JsonlWriter, Kept};
-pub use process::{peak_resident_bytes, process_cpu_seconds, reset_peak_resident};
+pub use process::{peak_resident_bytes, process_cpu_seconds, reset_peak_resident, resident_bytes};
+pub use tensorboard::{EventWriter, scalars};
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};

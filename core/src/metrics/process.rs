@@ -13,9 +13,8 @@ pub fn reset_peak_resident() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Bytes of memory that are resident now.
-#[cfg(all(test, target_os = "linux"))]
-fn resident_bytes() -> Option<u64> {
+/// Bytes of memory that are resident now; `None` where unknown.
+pub fn resident_bytes() -> Option<u64> {
     status_bytes("VmRSS:")
 }
 

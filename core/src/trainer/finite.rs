@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{
     Result,
-    checkpoint::{StatePiece, StateSlot, StateWriter},
+    checkpoint::{SaveHandle, StatePiece, StateSlot, StateWriter},
     weights::not_finite,
 };
 
@@ -32,7 +32,7 @@ impl StateWriter for FiniteWeights {
         self.inner.blob(name, value)
     }
 
-    fn finish(self: Box<Self>) -> Result<()> {
+    fn finish(self: Box<Self>) -> Result<SaveHandle> {
         self.inner.finish()
     }
 }

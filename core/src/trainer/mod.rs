@@ -4,11 +4,12 @@ mod columns;
 mod evaluate;
 mod finite;
 mod record;
+mod saving;
 mod source;
 
 pub use columns::{REFERENCE, check_columns, complete};
 pub use evaluate::mean_nll;
-pub use record::{Observer, Outcome, StepRecord};
+pub use record::{Observer, Outcome, RankMemory, StepRecord};
 pub use source::{BatchSource, CyclicSource};
 
 use std::{
@@ -18,6 +19,8 @@ use std::{
     },
     time::Instant,
 };
+
+use saving::Saves;
 
 use crate::{
     Error, ErrorKind, Result,
@@ -30,6 +33,7 @@ use crate::{
     metrics::Kept,
     objective::Objective,
     plan::{MicrobatchLimit, MicrobatchPlan, TrainPlan},
+    trace,
 };
 
 /// Skipped steps in a row after which training ends: the weights or the data are broken.
@@ -40,6 +44,10 @@ const DATA_BLOB: &str = "data";
 
 /// Name of the checkpoint blob that holds the number of attempts at a step.
 const ATTEMPTS_BLOB: &str = "attempts";
+
+/// Name of the checkpoint blob that says how the ranks that wrote it were arranged: for information, since any layout
+/// reads it.
+pub const LAYOUT_BLOB: &str = "layout";
 
 /// One rank's training run.
 #[derive(Debug)]
@@ -64,8 +72,7 @@ pub struct Trainer<'a> {
     data_group: Arc<dyn Communicator>,
     plan: TrainPlan,
     attempts: u64,
-    /// The step of the last checkpoint.
-    saved: Option<u64>,
+    saves: Saves,
 }
 
 impl<'a> Trainer<'a> {
@@ -101,7 +108,7 @@ impl<'a> Trainer<'a> {
             data_group,
             plan: plan.clone(),
             attempts: 0,
-            saved: None,
+            saves: Saves::default(),
         })
     }
 
@@ -122,7 +129,7 @@ impl<'a> Trainer<'a> {
         self.engine.load_state(checkpoint)?;
         let step = self.engine.step();
         let attempts = checkpoint.blob(ATTEMPTS_BLOB).and_then(|n| n.as_u64());
-        (self.attempts, self.saved) = (attempts.unwrap_or(step), Some(step));
+        (self.attempts, self.saves.last) = (attempts.unwrap_or(step), Some(step));
         Ok(())
     }
 
@@ -135,24 +142,40 @@ impl<'a> Trainer<'a> {
     }
 
     /// Trains until `steps` are committed or a stop is asked for. Where checkpoints are due now and then, the last
-    /// step has one too, so that a longer job can go on from it.
+    /// step has one too, so that a longer job can go on from it. When this returns, no save is under way.
     ///
     /// # Errors
     /// Those of engine, data, checkpoints and communicator; `NonFinite` after many skipped steps in a row, and
-    /// naming the weight where one that is to be saved is not finite.
+    /// naming the weight where one that is to be saved is not finite. One save that fails is told to the observer
+    /// and the next one tried; a second in a row, and one after which the run was to end, is an error.
     pub fn run(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
+        let outcome = self.train(observer);
+        // What is not finite ends every rank alike: none of them is at another operation.
+        if let Err(error) = &outcome
+            && error.kind() == ErrorKind::NonFinite
+            && let Err(second) = self.finish_saves(observer)
+        {
+            tracing::warn!("a checkpoint was not saved: {second}");
+        }
+        outcome
+    }
+
+    fn train(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
         let mut skipped = 0;
         while self.engine.step() < self.job.config.steps {
             let began = Instant::now();
+            let next = self.engine.step() + 1;
+            let _step = trace::step(self.world.rank(), next);
+            let phase = trace::phase("data");
             let mut global = self.data.next_batch()?;
             let mut totals = BatchTotals::count(&global);
             self.objective.prepare(&mut global, &mut totals)?;
             let mut share = self
                 .cut(&global)?
                 .share(&global, self.plan.mesh.data_index(self.world.rank()))?;
+            drop(phase);
             complete(&mut share, &mut self.engine, self.objective)?;
 
-            let next = self.engine.step() + 1;
             let report = self
                 .engine
                 .forward_backward(&share, self.objective, &totals)
@@ -162,7 +185,8 @@ impl<'a> Trainer<'a> {
 
             skipped = if optim.skipped { skipped + 1 } else { 0 };
             let step = optim.step;
-            observer.on_step(&self.record(&global, report, &optim, began))?;
+            observer.on_step(&self.record(&global, report, &optim, began)?)?;
+            trace::memory(|| self.engine.memory());
             if skipped > MAX_SKIPPED {
                 return Err(skipping(step, skipped));
             }
@@ -170,13 +194,17 @@ impl<'a> Trainer<'a> {
             if due(self.job.config.validation.every) {
                 self.validate(observer)?;
             }
-            let stop = self.agree_to_stop()?;
-            // A stop saves after a skipped step too: the data has gone on.
-            if stop || due(self.job.config.checkpoint.every) {
-                self.save(observer)?;
+            let (stop, saved) = self.agree()?;
+            if saved {
+                self.settle(false, observer)?;
             }
             if stop {
+                // After a skipped step too: the data has gone on.
+                self.save(observer)?;
                 return Ok(Outcome::Stopped { step });
+            }
+            if due(self.job.config.checkpoint.every) {
+                self.save_due(observer)?;
             }
         }
         if self.job.config.checkpoint.every.is_some() {
@@ -209,49 +237,20 @@ impl<'a> Trainer<'a> {
         observer.on_validation(self.engine.step(), loss?)
     }
 
-    /// Saves a checkpoint unless that of this step is there.
-    ///
-    /// # Errors
-    /// As [`Self::save`].
-    pub fn save_once(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        match self.saved == Some(self.engine.step()) {
-            true => Ok(()),
-            false => self.save(observer),
-        }
-    }
-
-    /// Saves a checkpoint now, and drops the oldest beyond the number to keep.
-    ///
-    /// # Errors
-    /// `File` naming the path, `NonFinite` naming the weight; then no checkpoint has appeared.
-    pub fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        let Some((store, identity)) = &self.checkpoints else {
-            return Ok(());
-        };
-        let step = self.engine.step();
-        let mut writer = finite::only(store.writer(step, &self.world, identity)?, step);
-        writer.blob(DATA_BLOB, self.data.state())?;
-        writer.blob(ATTEMPTS_BLOB, self.attempts.into())?;
-        self.engine.save_state(writer)?.finish()?;
-        if self.world.rank() == 0 {
-            store.prune(self.job.config.checkpoint.keep)?;
-        }
-        self.saved = Some(step);
-        observer.on_checkpoint(step)
-    }
-
     fn cut(&self, global: &Batch) -> Result<MicrobatchPlan> {
         let limit = MicrobatchLimit::from_config(&self.job.config.batch);
         self.plan.cut(global, limit)
     }
 
-    /// Ranks see the flag at different times: all stop if any saw it.
-    fn agree_to_stop(&self) -> Result<bool> {
-        let mut flag = [u8::from(self.stop.load(Ordering::Relaxed))];
+    /// Whether to stop, and whether the save under way goes on. Ranks see both at different times: all stop if any
+    /// was asked to, and a save goes on when every rank has done its part.
+    fn agree(&self) -> Result<(bool, bool)> {
+        let stop = self.stop.load(Ordering::Relaxed);
+        let mut flags = [stop, !self.saves.is_ready()].map(u8::from);
         self.world
-            .all_reduce((&mut flag[..]).into(), ReduceOp::Max)?
+            .all_reduce((&mut flags[..]).into(), ReduceOp::Max)?
             .wait()?;
-        Ok(flag[0] != 0)
+        Ok((flags[0] != 0, flags[1] == 0))
     }
 }
 

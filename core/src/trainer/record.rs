@@ -7,10 +7,11 @@ use serde_json::{Map, Value};
 
 use super::Trainer;
 use crate::{
-    Result,
+    Error, Result,
     batch::Batch,
-    engine::{Engine, ForwardBackwardReport, OptimReport},
-    metrics::{JsonRecord, Metrics, peak_resident_bytes},
+    communicator::{Communicator, Work},
+    engine::{Engine, ForwardBackwardReport, MemoryReport, OptimReport},
+    metrics::{JsonRecord, Metrics, peak_resident_bytes, resident_bytes},
 };
 
 /// One step's numbers, the same on every rank but for times. Serialised as [`StepRecord::to_json`].
@@ -40,8 +41,58 @@ pub struct StepRecord {
     pub mfu: Option<f64>,
     /// Peak resident bytes of this process so far, where the system tells.
     pub peak_memory: Option<u64>,
+    /// What each rank holds, by rank; empty unless `metrics.memory` asks for it.
+    pub memory: Vec<RankMemory>,
     /// The objective's own metrics.
     pub metrics: Metrics,
+}
+
+/// What a rank holds at the end of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct RankMemory {
+    /// As its engine counts it.
+    #[serde(flatten)]
+    pub report: MemoryReport,
+    /// Bytes of its process that are resident; of thread ranks the same one's. 0 where the system does not tell.
+    pub resident: u64,
+}
+
+impl RankMemory {
+    const NUM: usize = 7;
+
+    /// Every rank's, in rank order. Collective.
+    pub(super) fn gather(report: MemoryReport, world: &dyn Communicator) -> Result<Vec<Self>> {
+        let own = [
+            report.parameters,
+            report.gradients,
+            report.optimizer,
+            report.snapshots,
+            report.peak_activations,
+            report.saved_activations,
+            resident_bytes().unwrap_or(0),
+        ]
+        .map(|bytes| bytes as i64);
+        let mut all = vec![0i64; Self::NUM * world.world_size()];
+        let counts = vec![Self::NUM; world.world_size()];
+        world
+            .all_gather(own.as_slice().into(), (&mut all).into(), &counts)
+            .and_then(Work::wait)?;
+        let of_rank = |numbers: &[i64]| {
+            let bytes = |n: usize| numbers[n] as u64;
+            Self {
+                report: MemoryReport {
+                    parameters: bytes(0),
+                    gradients: bytes(1),
+                    optimizer: bytes(2),
+                    snapshots: bytes(3),
+                    peak_activations: bytes(4),
+                    saved_activations: bytes(5),
+                },
+                resident: bytes(6),
+            }
+        };
+        Ok(all.chunks_exact(Self::NUM).map(of_rank).collect())
+    }
 }
 
 impl StepRecord {
@@ -60,6 +111,9 @@ impl StepRecord {
         json.number("flops", self.flops);
         json.value("mfu", self.mfu);
         json.value("peak_memory", self.peak_memory);
+        if !self.memory.is_empty() {
+            json.value("memory", serde_json::json!(self.memory));
+        }
         json.value("metrics", self.metrics.to_json());
         json.finish()
     }
@@ -111,6 +165,22 @@ pub trait Observer {
     fn on_checkpoint(&mut self, _step: u64) -> Result<()> {
         Ok(())
     }
+
+    /// The checkpoint of this step could not be written; the run goes on, and the next one is tried.
+    ///
+    /// # Errors
+    /// The observer's own; they end the run.
+    fn on_checkpoint_failed(&mut self, _step: u64, _error: &Error) -> Result<()> {
+        Ok(())
+    }
+
+    /// The checkpoint that was due at this step is not made: one is still being written.
+    ///
+    /// # Errors
+    /// The observer's own; they end the run.
+    fn on_checkpoint_skipped(&mut self, _step: u64) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl Observer for () {}
@@ -122,10 +192,14 @@ impl Trainer<'_> {
         report: ForwardBackwardReport,
         optim: &OptimReport,
         began: Instant,
-    ) -> StepRecord {
+    ) -> Result<StepRecord> {
+        let memory = match self.job.config.metrics.memory {
+            true => RankMemory::gather(self.engine.memory(), &*self.world)?,
+            false => Vec::new(),
+        };
         let seconds = began.elapsed().as_secs_f64();
         let flops = self.job.model.train_flops(&global.lengths());
-        StepRecord {
+        Ok(StepRecord {
             step: self.engine.step(),
             loss: report.loss,
             grad_norm: optim.grad_norm,
@@ -138,7 +212,8 @@ impl Trainer<'_> {
             flops,
             mfu: self.peak_flops.map(|peak| flops / seconds / peak),
             peak_memory: peak_resident_bytes(),
+            memory,
             metrics: report.metrics,
-        }
+        })
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    core::{ErrorKind, Result, engine::Backend},
+    core::{Error, ErrorKind, Result, engine::Backend},
     data::Hub,
     find_backend, report,
     run::{CompareOptions, compare},
@@ -50,6 +50,12 @@ pub(super) fn run(args: &CompareArgs, backends: &[Arc<dyn Backend>]) -> Result<E
     } else {
         args.backends.clone()
     };
+    if let Some(twice) = (1..names.len()).find(|&n| names[..n].contains(&names[n])) {
+        let message = "an engine is named twice: it would be compared with itself";
+        return Err(Error::new(ErrorKind::Config, "compare", message)
+            .with("found", format!("--backends {}", args.backends.join(",")))
+            .help(format!("name `{}` once", names[twice])));
+    }
     let hub = Hub::from_env();
     let jobs = names
         .iter()

@@ -9,6 +9,7 @@ mod compare;
 mod conform;
 mod doctor;
 mod export;
+mod inspect;
 mod interrupt;
 mod job;
 mod output;
@@ -18,9 +19,12 @@ mod train;
 
 use std::{io::IsTerminal, process::ExitCode, sync::Arc};
 
-use crate::core::{Result, engine::Backend};
+use crate::{
+    core::{Result, engine::Backend},
+    trace::Trace,
+};
 use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
 /// The program's `main`: its commands know these engines and no others. Reads the process's arguments.
 pub fn main(backends: Vec<Arc<dyn Backend>>) -> ExitCode {
@@ -35,16 +39,24 @@ pub fn main(backends: Vec<Arc<dyn Backend>>) -> ExitCode {
         }
     };
     let filter = EnvFilter::try_from_default_env();
-    tracing_subscriber::fmt()
-        // Our own warnings are for whoever runs the program.
-        .with_env_filter(filter.unwrap_or_else(|_| EnvFilter::new("error,drivetrain=warn")))
+    // Our own warnings are for whoever runs the program.
+    let filter = filter.unwrap_or_else(|_| EnvFilter::new("error,drivetrain=warn"));
+    let terminal = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .without_time()
         .log_internal_errors(false)
+        .with_filter(filter);
+    let trace = match &arguments.command {
+        Command::Train(args) => args.trace(),
+        _ => None,
+    };
+    tracing_subscriber::registry()
+        .with(terminal)
+        .with(trace.as_ref().map(Trace::layer))
         .init();
-    match run(arguments, &backends) {
+    match run(arguments, &backends, trace) {
         Ok(code) => code,
         Err(error) => {
             output::note(format!("error: {error}"));
@@ -75,18 +87,25 @@ enum Command {
     Check(check::CheckArgs),
     /// A checkpoint as a Hugging Face folder
     Export(export::ExportArgs),
+    /// What a checkpoint, a folder of checkpoints or a Hugging Face folder holds
+    Inspect(inspect::InspectArgs),
     /// What this build and this machine have
     Doctor(doctor::DoctorArgs),
 }
 
-fn run(arguments: Arguments, backends: &[Arc<dyn Backend>]) -> Result<ExitCode> {
+fn run(
+    arguments: Arguments,
+    backends: &[Arc<dyn Backend>],
+    trace: Option<Arc<Trace>>,
+) -> Result<ExitCode> {
     match arguments.command {
-        Command::Train(args) => train::run(&args, backends),
+        Command::Train(args) => train::run(&args, backends, trace),
         Command::Score(args) => score::run(&args, backends),
         Command::Compare(args) => compare::run(&args, backends),
         Command::Conform(args) => conform::run(&args, backends),
         Command::Check(args) => check::run(&args, backends),
         Command::Export(args) => export::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args, backends),
     }
 }

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use crate::core::{
-    Result,
+    Error, Result,
     trainer::{Observer, StepRecord},
 };
 use indicatif::{ProgressBar, ProgressStyle};
@@ -106,6 +106,21 @@ impl Observer for Progress {
 
     fn on_checkpoint(&mut self, step: u64) -> Result<()> {
         self.line(&format!("step {step}: checkpoint saved"));
+        Ok(())
+    }
+
+    fn on_checkpoint_failed(&mut self, step: u64, error: &Error) -> Result<()> {
+        self.print(&serde_json::json!({ "step": step, "checkpoint_failed": error.to_string() }));
+        self.line(&format!(
+            "step {step}: the checkpoint was NOT saved; the run goes on and tries the next one: {error}"
+        ));
+        Ok(())
+    }
+
+    fn on_checkpoint_skipped(&mut self, step: u64) -> Result<()> {
+        self.line(&format!(
+            "step {step}: no checkpoint, the one before it is still being written"
+        ));
         Ok(())
     }
 }

@@ -11,7 +11,12 @@ use std::{
 };
 
 use crate::{
-    core::{Error, ErrorKind, Result, config::JobSource, engine::Backend, files::AtomicFile},
+    core::{
+        Error, ErrorKind, Result,
+        config::JobSource,
+        engine::{Backend, is_temperature},
+        files::AtomicFile,
+    },
     data::Hub,
     run::{ScoreOptions, score},
 };
@@ -39,11 +44,11 @@ pub(super) struct ScoreArgs {
     #[arg(long)]
     out: PathBuf,
     /// Divides the logits before log-prob and entropy
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = temperature)]
     temperature: f64,
     /// Sequences of a batch over all ranks
-    #[arg(long, default_value_t = 8)]
-    batch_size: usize,
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    batch_size: u32,
     /// Override a key of the job: --set parallel.data_parallel_size=2 (may be repeated)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -117,6 +122,11 @@ pub(super) fn run(args: &ScoreArgs, backends: &[Arc<dyn Backend>]) -> Result<Exi
         ))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn temperature(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse().ok().filter(|&t| is_temperature(t));
+    number.ok_or_else(|| "a number above 0 is wanted, in the range of f32".to_owned())
 }
 
 /// What `--set` gives must have an effect.

@@ -10,6 +10,7 @@ use crate::{
     },
     data::Hub,
     run::{TrainOptions, train},
+    trace::{StepRanges, Trace},
 };
 use clap::Args;
 
@@ -30,16 +31,32 @@ pub(super) struct TrainArgs {
     /// Start anew where the job's output holds another run, whose checkpoints, metrics and model are lost
     #[arg(long)]
     overwrite: bool,
+    /// Write a timeline of these steps (3 or 2,10-12) to trace.json in the job's output: what each rank computes, its
+    /// collective operations, its memory. Perfetto (ui.perfetto.dev) and Chrome show it
+    #[arg(long, value_name = "STEPS")]
+    trace: Option<StepRanges>,
     /// Print a JSON object a step on stdout
     #[arg(long)]
     json: bool,
 }
 
-pub(super) fn run(args: &TrainArgs, backends: &[Arc<dyn Backend>]) -> Result<ExitCode> {
+impl TrainArgs {
+    /// The steps to look at.
+    pub(super) fn trace(&self) -> Option<Arc<Trace>> {
+        self.trace.clone().map(Trace::new)
+    }
+}
+
+pub(super) fn run(
+    args: &TrainArgs,
+    backends: &[Arc<dyn Backend>],
+    trace: Option<Arc<Trace>>,
+) -> Result<ExitCode> {
     let (job, backend) = args.job.load(&[], backends, &Hub::from_env())?;
     let options = Arc::new(TrainOptions {
         resume: args.resume,
         overwrite: args.overwrite,
+        trace,
         ..TrainOptions::default()
     });
     let mut progress = Progress::new(job.spec.config.steps, args.json);

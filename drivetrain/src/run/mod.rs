@@ -3,6 +3,7 @@
 mod compare;
 mod evidence;
 mod export;
+mod inspect;
 mod output;
 mod parity;
 mod score;
@@ -10,9 +11,13 @@ mod train;
 
 pub use compare::{BackendRun, CompareOptions, CompareReport, compare};
 pub use export::export_checkpoint;
+pub use inspect::{
+    CheckpointContents, Contents, FileContents, ModelContents, PieceContents, StoreContents,
+    TensorContents, inspect,
+};
 pub use parity::{PARITY_STEPS, Parity};
 pub use score::{ScoreOptions, SequenceScores, score};
-pub use train::{TrainOptions, TrainSummary, train};
+pub use train::{TRACE, TrainOptions, TrainSummary, train};
 
 use std::{path::Path, sync::Arc, time::Duration};
 

@@ -10,9 +10,9 @@ use std::{
 use drivetrain_core::{
     DType, Error, ErrorKind, Result,
     checkpoint::CheckpointStore,
-    config::{CHECKPOINTS, JOB, JobSpec, METRICS, MODEL},
+    config::{CHECKPOINTS, JOB, JobSpec, METRICS, MODEL, TENSORBOARD},
     files::{free_bytes, write_atomic},
-    metrics::{JsonlWriter, Kept},
+    metrics::{EventWriter, JsonlWriter, Kept},
 };
 
 use super::TrainOptions;
@@ -78,15 +78,7 @@ impl OutputFolder {
     pub(super) fn step_to_resume(&self, options: &TrainOptions) -> Result<Option<u64>> {
         let latest = self.store.latest()?;
         if options.resume {
-            let Some(step) = latest else {
-                let message = "no complete checkpoint to resume from";
-                return Err(Error::new(ErrorKind::Checkpoint, "resume", message)
-                    .with("folder", self.store.root().display())
-                    .help(
-                        "leave --resume out to start anew, or point output: at the run to continue",
-                    ));
-            };
-            return Ok(Some(step));
+            return latest.map(Some).ok_or_else(|| self.nothing_to_resume());
         }
         if options.overwrite {
             return Ok(None);
@@ -108,6 +100,25 @@ impl OutputFolder {
         Err(cannot("the output folder holds another run", &self.path)
             .with("found", found)
             .help(help))
+    }
+
+    /// What was looked for, and what is there instead.
+    fn nothing_to_resume(&self) -> Error {
+        let incomplete = self.store.scan().map(|scan| scan.incomplete);
+        let found = match incomplete.as_deref() {
+            _ if !self.store.root().exists() => "no such folder".to_owned(),
+            Ok([(path, why), ..]) => format!("{}: {why}", path.display()),
+            _ => "no folder of such a name".to_owned(),
+        };
+        let message = "no complete checkpoint to resume from";
+        Error::new(ErrorKind::Checkpoint, "resume", message)
+            .with("folder", self.store.root().display())
+            .with(
+                "expected",
+                "a folder step-NNNNNNNN in it, with its manifest.json and all of its files",
+            )
+            .with("found", found)
+            .help("leave --resume out to start anew, or point output: at the run to continue")
     }
 
     /// Whether the model, and a checkpoint where there are any, can be written at all.
@@ -160,6 +171,20 @@ impl OutputFolder {
             );
         }
         Ok(metrics)
+    }
+
+    /// Begins, or goes on with, TensorBoard's event files, where the job asks for them.
+    pub(super) fn begin_events(
+        &self,
+        spec: &JobSpec,
+        kept: Option<Kept>,
+    ) -> Result<Option<EventWriter>> {
+        let folder = self.path.join(TENSORBOARD);
+        let step = kept.map(|kept| kept.step);
+        let asked = spec.config.metrics.tensorboard;
+        asked
+            .then(|| EventWriter::create(&folder, step))
+            .transpose()
     }
 
     pub(super) fn metrics(&self) -> PathBuf {

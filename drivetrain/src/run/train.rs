@@ -1,25 +1,28 @@
 //! A training run: ranks, checkpoints, metrics, the trained model.
 
 use std::sync::{
-    Mutex, PoisonError,
+    Arc, Mutex, PoisonError,
     atomic::{AtomicBool, Ordering},
 };
 
 use drivetrain_core::{
     Error, ErrorKind, Result,
     checkpoint::{Checkpoint, Identity},
-    communicator::Communicator,
+    communicator::{Communicator, Intercepted, Traced},
     config::{LoadedJob, MODEL},
     engine::{Backend, Engine, WeightInit, Weights, build_engine},
     hf::{HfFolder, HfWriter, HfWriterOptions},
     launch::run_ranks,
-    metrics::{JsonRecord, JsonlWriter},
+    metrics::{EventWriter, JsonRecord, JsonlWriter, scalars},
     objective::{self, Objective},
     trainer::{Observer, Outcome, REFERENCE, StepRecord, Trainer},
     weights::{DiscardingSink, SeededWeights, WeightSource},
 };
 
+use serde_json::{Map, Value};
+
 use super::{open_data, open_training_data, output::OutputFolder, timeout, total_threads};
+use crate::trace::Trace;
 
 /// How to run.
 #[derive(Debug, Default)]
@@ -30,7 +33,13 @@ pub struct TrainOptions {
     pub overwrite: bool,
     /// Set from outside to save and stop.
     pub stop: AtomicBool,
+    /// What listens to the run, as a layer of the process's `tracing` subscriber; written to [`TRACE`] at its end,
+    /// whatever that is.
+    pub trace: Option<Arc<Trace>>,
 }
+
+/// File under a job's output: the timeline of the steps that were asked for.
+pub const TRACE: &str = "trace.json";
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -89,6 +98,10 @@ pub fn train(
     let observer = Mutex::new(observer);
 
     let outcomes = run_ranks(ranks, timeout(&spec.config), |world| {
+        let world: Arc<dyn Communicator> = match &options.trace {
+            Some(_) => Arc::new(Intercepted::new(world, Arc::new(Traced))),
+            None => world,
+        };
         let init = if resumed.is_some() {
             WeightInit::Deferred
         } else {
@@ -118,14 +131,24 @@ pub fn train(
             return Ok((outcome, None));
         }
         let mut shared = observer.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = start.map(|_| trainer.kept());
         let mut tee = Tee {
-            metrics: output.begin(spec, start.map(|_| trainer.kept()))?,
+            metrics: output.begin(spec, kept)?,
+            events: output.begin_events(spec, kept)?,
             last_loss: None,
             observer: &mut **shared,
         };
         let outcome = run(job, &mut trainer, &*world, &mut tee)?;
         Ok((outcome, tee.last_loss))
-    })?;
+    });
+    if let Some(trace) = &options.trace {
+        let written = trace.write(&spec.config.output.join(TRACE));
+        // The run's own failure comes first.
+        if outcomes.is_ok() {
+            written?;
+        }
+    }
+    let outcomes = outcomes?;
 
     if !output.metrics().exists() {
         let path = output.metrics();
@@ -235,13 +258,25 @@ fn model_writer(job: &LoadedJob) -> Result<HfWriter> {
 /// Writes metrics.jsonl, then tells the caller's observer.
 struct Tee<'a> {
     metrics: JsonlWriter,
+    events: Option<EventWriter>,
     last_loss: Option<f64>,
     observer: &'a mut (dyn Observer + Send),
 }
 
+impl Tee<'_> {
+    fn write(&mut self, record: &Map<String, Value>) -> Result<()> {
+        self.metrics.write(record)?;
+        let step = record.get("step").and_then(Value::as_u64);
+        match (&mut self.events, step) {
+            (Some(events), Some(step)) => events.scalars(step, scalars(record)),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Observer for Tee<'_> {
     fn on_step(&mut self, record: &StepRecord) -> Result<()> {
-        self.metrics.write(record)?;
+        self.write(&record.to_json())?;
         self.last_loss = Some(record.loss);
         self.observer.on_step(record)
     }
@@ -250,11 +285,23 @@ impl Observer for Tee<'_> {
         let mut record = JsonRecord::default();
         record.value("step", step);
         record.number("validation_loss", loss);
-        self.metrics.write(&record.finish())?;
+        self.write(&record.finish())?;
         self.observer.on_validation(step, loss)
     }
 
     fn on_checkpoint(&mut self, step: u64) -> Result<()> {
         self.observer.on_checkpoint(step)
+    }
+
+    fn on_checkpoint_failed(&mut self, step: u64, error: &Error) -> Result<()> {
+        let mut record = JsonRecord::default();
+        record.value("step", step);
+        record.value("checkpoint_failed", error.to_string());
+        self.write(&record.finish())?;
+        self.observer.on_checkpoint_failed(step, error)
+    }
+
+    fn on_checkpoint_skipped(&mut self, step: u64) -> Result<()> {
+        self.observer.on_checkpoint_skipped(step)
     }
 }

@@ -171,3 +171,83 @@ fn data_without_the_columns_of_its_objective() {
         assert!(!job.path("run").exists());
     }
 }
+
+/// What an option is given is told as that option's fault.
+#[test]
+fn options_of_score_that_are_out_of_range_are_named() {
+    let job = Job::new();
+    let model = golden("llama_mha").display().to_string();
+    let engine = crate::support::engines()[0];
+    let score = ["score", "--model", &model, "--backend", engine];
+    let files = ["--data", "data.jsonl", "--out", "scores.jsonl"];
+    for (option, value) in [
+        ("--temperature", "nan"),
+        ("--temperature", "0"),
+        ("--temperature", "1e39"),
+        ("--temperature", "warm"),
+        ("--batch-size", "0"),
+        ("--batch-size", "16777217"),
+    ] {
+        let given = format!("{option}={value}");
+        let ran = job.run(&[&score[..], &files, &[&given]].concat()).exits(2);
+        let text = ran.stderr();
+        assert!(text.contains(option) && text.contains(value), "{text}");
+        assert!(
+            !text.contains("objective") && !text.contains("line"),
+            "{text}"
+        );
+    }
+    assert!(!job.path("scores.jsonl").exists());
+}
+
+#[test]
+fn an_engine_is_not_compared_with_itself() {
+    let job = Job::new();
+    let engine = crate::support::engines()[0];
+    let twice = format!("reference,{engine},{engine}");
+    job.run(&["compare", "job.yaml", "--backends", &twice])
+        .exits(2)
+        .says(&["twice", engine, &twice]);
+}
+
+/// A person reads an exponent; three hundred digits nobody does.
+#[test]
+fn numbers_of_hundreds_of_digits_are_written_short() {
+    let job = Job::new();
+    let timeout = ["check", "job.yaml", "--set", "timeout_seconds=1e300"];
+    let text = job
+        .run(&timeout)
+        .exits(2)
+        .says(&["TIME-01", "1e300"])
+        .stderr();
+    assert!(!text.contains("00000000000000000000"), "{text}");
+    let config = std::fs::read_to_string(golden("llama_mha").join("config.json")).unwrap();
+    job.copy_model("model");
+    let config = config.replace("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": -1e300");
+    assert!(config.contains("-1e300"), "{config}");
+    job.write("model/config.json", &config);
+    let model = ["check", "job.yaml", "--set", "model=model"];
+    let text = job
+        .run(&model)
+        .exits(2)
+        .says(&["MODEL-02", "-1e300"])
+        .stderr();
+    assert!(!text.contains("00000000000000000000"), "{text}");
+}
+
+#[test]
+fn a_resume_of_nothing_says_what_it_looked_for() {
+    let job = Job::new();
+    job.run(&["train", "job.yaml", "--resume"]).exits(3).says(&[
+        "run/checkpoints",
+        "step-NNNNNNNN",
+        "no such folder",
+        "--resume",
+    ]);
+    std::fs::create_dir_all(job.path("run/checkpoints/step-00000003")).unwrap();
+    job.run(&["train", "job.yaml", "--resume"]).exits(3).says(&[
+        "step-00000003",
+        "manifest.json",
+        "found = ",
+    ]);
+}

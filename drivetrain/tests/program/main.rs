@@ -3,6 +3,9 @@
 mod bad_input;
 mod check;
 mod compare;
+mod inspect;
+mod kills;
+mod monitor;
 mod own_engine;
 mod places;
 mod resume;

@@ -101,3 +101,51 @@ fn temperature_divides_the_logits_of_both() {
     run("0", "zero.jsonl").exits(2).says(&["temperature"]);
     assert!(!job.path("zero.jsonl").exists());
 }
+
+/// R04: as many rows as there are sequences, whatever the ranks: an uneven last batch, and more ranks than sequences.
+#[test]
+fn sequences_that_do_not_divide_over_the_ranks() {
+    let job = Job::new();
+    let data = job.text("data.jsonl");
+    let model = golden("llama_mha").display().to_string();
+    for (lines, batch) in [(7, "5"), (3, "4"), (1, "8")] {
+        let some: Vec<&str> = data.lines().take(lines).collect();
+        job.write("some.jsonl", &some.join("\n"));
+        let run = |engine: &str, ranks: &str| {
+            let sets = format!("parallel.data_parallel_size={ranks}");
+            let arguments = [
+                "score",
+                "--model",
+                &model,
+                "--backend",
+                engine,
+                "--batch-size",
+                batch,
+            ];
+            let files = [
+                "--data",
+                "some.jsonl",
+                "--out",
+                "scores.jsonl",
+                "--set",
+                &sets,
+            ];
+            job.run(&[&arguments[..], &files].concat()).exits(0);
+            scores(&job, "scores.jsonl")
+        };
+        for engine in engines() {
+            let alone = run(engine, "1");
+            assert_eq!(alone.len(), lines);
+            for ranks in ["2", "4"] {
+                let spread = run(engine, ranks);
+                assert_eq!(spread.len(), lines, "{engine} on {ranks} ranks");
+                for ((a, ae), (b, be)) in spread.iter().zip(&alone) {
+                    assert_eq!((a.len(), ae.len()), (b.len(), be.len()));
+                    for (x, y) in a.iter().zip(b).chain(ae.iter().zip(be)) {
+                        assert!((x - y).abs() <= 2e-5, "{engine} on {ranks} ranks: {x} {y}");
+                    }
+                }
+            }
+        }
+    }
+}

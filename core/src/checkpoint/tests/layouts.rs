@@ -72,7 +72,7 @@ fn f64_is_kept_and_rounded_only_when_asked() {
             runs: vec![0..3],
             data: values.as_slice().into(),
         })?;
-        writer.finish()
+        writer.finish()?.finish()
     })
     .unwrap();
     let found = store.open(0).unwrap();
@@ -107,7 +107,7 @@ fn several_pieces_of_one_tensor_from_one_rank() {
                 data: data.as_slice().into(),
             })?;
         }
-        writer.finish()
+        writer.finish()?.finish()
     })
     .unwrap();
     let read = store

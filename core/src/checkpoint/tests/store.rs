@@ -135,7 +135,7 @@ fn one_rank_that_fails_fails_all_and_nothing_appears() {
                 data: (&data).into(),
             })?;
         }
-        Ok::<_, Error>(writer.finish().unwrap_err().to_string())
+        Ok::<_, Error>(writer.finish()?.finish().unwrap_err().to_string())
     })
     .unwrap();
     assert!(

@@ -31,7 +31,13 @@ pub(super) fn apply(root: &mut Node, text: &str, faults: &mut Vec<Diagnostic>) {
     if parsed.broken || !parsed.faults.is_empty() {
         faults.extend(parsed.faults.into_iter().map(|fault| {
             let found = format!("`{value}`: {} (from --set)", fault.found);
-            Diagnostic::error("CFG-08", path.to_string(), found, fault.remedy)
+            // A value that no file may have either is what it is there.
+            let rule = if fault.rule == "CFG-02" {
+                "CFG-02"
+            } else {
+                "CFG-08"
+            };
+            Diagnostic::error(rule, path.to_string(), found, fault.remedy)
         }));
         return;
     }

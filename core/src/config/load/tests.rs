@@ -499,7 +499,7 @@ fn numbers_by_yaml_1_2() {
         ("seed=18446744073709551616", "CFG-05"),
         ("steps=1.5", "CFG-02"),
         ("seed=-1", "CFG-05"),
-        ("optimizer.beta1=.nan", "CFG-08"),
+        ("optimizer.beta1=.nan", "CFG-02"),
         ("from_scratch=yes", "CFG-02"),
         ("optimizer=", "CFG-02"),
         ("steps", "CFG-08"),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::Rule;
 use crate::{
-    config::{CHECKPOINTS, JOB, METRICS, MODEL},
+    config::{CHECKPOINTS, JOB, METRICS, MODEL, WhenBusy},
     files::real,
 };
 
@@ -77,7 +77,7 @@ pub(super) const RULES: &[Rule] = &[
             if seconds > MAX_TIMEOUT_SECONDS {
                 faults.error(
                     "timeout_seconds",
-                    format!("{seconds} seconds"),
+                    format!("{seconds:?} seconds"),
                     format!("write {MAX_TIMEOUT_SECONDS} or less"),
                 );
             }
@@ -139,6 +139,21 @@ pub(super) const RULES: &[Rule] = &[
                         format!("write {steps} or less"),
                     );
                 }
+            }
+        },
+    },
+    Rule {
+        id: "CKPT-03",
+        what: "what a save does while one is being written, where training waits for each",
+        reads: &["checkpoint"],
+        check: |facts, faults| {
+            let checkpoint = &facts.config.checkpoint;
+            if checkpoint.when_busy == WhenBusy::Skip && !checkpoint.asynchronous {
+                faults.error(
+                    "checkpoint.when_busy",
+                    "`skip`, but training waits for each save",
+                    "remove it, or write `checkpoint.asynchronous: true`",
+                );
             }
         },
     },

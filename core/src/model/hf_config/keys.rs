@@ -88,7 +88,8 @@ impl<'a> Keys<'a> {
     pub(super) fn positive(&self, key: &str, default: Option<f64>) -> Result<f64> {
         match self.number(key)?.or(default) {
             Some(value) if value > 0.0 => Ok(value),
-            Some(value) => Err(self.invalid(key, value, "a number above 0")),
+            // As Rust writes it: with an exponent where there would be hundreds of digits.
+            Some(value) => Err(self.invalid(key, format!("{value:?}"), "a number above 0")),
             None => Err(self.invalid(key, "nothing", "a number above 0")),
         }
     }

@@ -116,7 +116,7 @@ fn yarn(inside: &Keys<'_>, original: usize, max_positions: usize) -> Result<Rope
     };
     let (beta_fast, beta_slow) = (number_or("beta_fast", 32.0)?, number_or("beta_slow", 1.0)?);
     if beta_slow <= 0.0 || beta_fast < beta_slow {
-        let found = format!("{beta_fast} with beta_slow = {beta_slow}");
+        let found = format!("{beta_fast:?} with beta_slow = {beta_slow:?}");
         return Err(inside.invalid("beta_fast", found, "beta_fast >= beta_slow > 0"));
     }
     let (mscale, mscale_all_dim) = (number_or("mscale", 0.0)?, number_or("mscale_all_dim", 0.0)?);

@@ -74,7 +74,7 @@ const BREAKING: [(&str, &str); 54] = [
     ("objective.kind=dpo", "OBJ-06"),
 ];
 
-const BREAKING_RUN: [(&str, &str); 9] = [
+const BREAKING_RUN: [(&str, &str); 10] = [
     ("data.max_length=65", "DATA-01"),
     ("data.train=nowhere.jsonl", "DATA-02"),
     ("validation.every=5", "DATA-03"),
@@ -84,6 +84,7 @@ const BREAKING_RUN: [(&str, &str); 9] = [
     ("model=wordy logits_budget_bytes=65536", "LOGITS-01"),
     ("backend=wide checkpoint.every=2", "CKPT-01"),
     ("checkpoint.every=11", "CKPT-02"),
+    ("checkpoint.when_busy=skip", "CKPT-03"),
 ];
 
 #[test]
