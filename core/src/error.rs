@@ -47,12 +47,12 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// A number for the wire between ranks of one program.
-    pub(crate) fn code(self) -> i64 {
+    pub fn code(self) -> i64 {
         self as i64
     }
 
     /// The kind of a [`Self::code`].
-    pub(crate) fn from_code(code: i64) -> Self {
+    pub fn from_code(code: i64) -> Self {
         const ALL: [ErrorKind; 14] = [
             ErrorKind::Config,
             ErrorKind::Unsupported,

@@ -1,4 +1,4 @@
-//! Ranks as threads of this process.
+//! Where ranks are: threads of this process, or processes of which this is one.
 
 use std::{
     any::Any,
@@ -11,6 +11,91 @@ use crate::{
     Error, ErrorKind, Result,
     communicator::{Communicator, LocalCommunicator, LocalOptions},
 };
+
+/// Where the ranks of a job are.
+#[derive(Debug, Clone, Default)]
+pub enum Ranks {
+    /// Threads of this process, as many as the job asks for.
+    #[default]
+    Threads,
+    /// Processes, of which this is one: its end of their world.
+    Process(Arc<dyn Communicator>),
+}
+
+impl Ranks {
+    /// Whether rank 0 is in this process: it alone writes files and speaks to people.
+    pub fn is_first(&self) -> bool {
+        match self {
+            Self::Threads => true,
+            Self::Process(world) => world.rank() == 0,
+        }
+    }
+
+    /// Runs `rank_main` on every rank of this process, and returns what each returned, in rank order. A rank that fails
+    /// or panics ends the others at their next operation. `timeout` is for threads; processes have theirs.
+    ///
+    /// # Errors
+    /// The first cause; where this process is a rank, its own error, which may be the echo of another's. `Config` if
+    /// there are not as many processes as ranks.
+    pub fn run<T, F>(&self, world_size: usize, timeout: Duration, rank_main: F) -> Result<Vec<T>>
+    where
+        T: Send,
+        F: Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
+    {
+        let world = match self {
+            Self::Threads => return run_ranks(world_size, timeout, rank_main),
+            Self::Process(world) => world,
+        };
+        let rank = world.rank();
+        let checked = match world.world_size() == world_size {
+            true => Ok(()),
+            false => Err(Error::new(
+                ErrorKind::Config,
+                "run_ranks",
+                "a job has another number of ranks than there are processes",
+            )
+            .with("expected", format!("{world_size} ranks (parallel)"))
+            .with("found", format!("{} processes", world.world_size()))
+            .help("start as many processes as the sizes of `parallel` multiply to")),
+        };
+        let outcome = checked.and_then(|()| {
+            catch_unwind(AssertUnwindSafe(|| rank_main(world.clone())))
+                .unwrap_or_else(|panic| Err(panicked(rank, &*panic)))
+        });
+        match outcome {
+            Ok(value) => Ok(vec![value]),
+            Err(error) => {
+                let error = error.with("rank", rank);
+                world.abort(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// What every rank does before the run, which fails on all if on any.
+    ///
+    /// # Errors
+    /// The outcome's; on the other ranks one that names this rank and quotes its error.
+    pub fn agree<T>(&self, operation: &'static str, outcome: Result<T>) -> Result<T> {
+        match self {
+            Self::Threads => outcome,
+            Self::Process(world) => world.agree(operation, outcome),
+        }
+    }
+
+    /// Rank 0's number, on every rank.
+    ///
+    /// # Errors
+    /// Communicator errors.
+    pub fn from_first(&self, number: u64) -> Result<u64> {
+        let Self::Process(world) = self else {
+            return Ok(number);
+        };
+        let mut bits = [number as i64];
+        world.broadcast((&mut bits[..]).into(), 0)?.wait()?;
+        Ok(bits[0] as u64)
+    }
+}
 
 /// Runs `rank_main` on `world_size` threads, each with its end of a world, and returns what each returned, in
 /// rank order. A rank that fails or panics ends the others at their next operation.

@@ -143,6 +143,22 @@ macro_rules! views {
             pub fn as_view(&self) -> View<'_> {
                 match self { $(Self::$variant(v) => View::$variant(v),)* }
             }
+            /// What it holds, writable.
+            pub fn as_view_mut(&mut self) -> ViewMut<'_> {
+                match self { $(Self::$variant(v) => ViewMut::$variant(v),)* }
+            }
+            /// Zeros.
+            pub fn zeros(dtype: DType, len: usize) -> Self {
+                match dtype { $(DType::$variant => Self::$variant(vec![bytemuck::Zeroable::zeroed(); len]),)* }
+            }
+            /// The bytes.
+            pub fn host_bytes(&self) -> &[u8] {
+                match self { $(Self::$variant(v) => bytemuck::cast_slice(v),)* }
+            }
+            /// The bytes, writable.
+            pub fn host_bytes_mut(&mut self) -> &mut [u8] {
+                match self { $(Self::$variant(v) => bytemuck::cast_slice_mut(v),)* }
+            }
             /// A copy of a view, if that is of host memory.
             pub fn copy(view: View<'_>) -> Option<Self> {
                 match view { $(View::$variant(s) => Some(Self::$variant(s.to_vec())),)* View::Device(_) => None }
@@ -191,6 +207,13 @@ macro_rules! views {
             /// The bytes, if they are in host memory.
             pub fn host_bytes_mut(&mut self) -> Option<&mut [u8]> {
                 match self { $(Self::$variant(s) => Some(bytemuck::cast_slice_mut(s)),)* Self::Device(_) => None }
+            }
+            /// The elements of a range, which lies within it.
+            pub fn slice_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
+                match self {
+                    $(Self::$variant(s) => ViewMut::$variant(&mut s[range]),)*
+                    Self::Device(d) => ViewMut::Device(d.slice(range)),
+                }
             }
             /// The same memory, read-only.
             pub fn as_view(&self) -> View<'_> {

@@ -17,6 +17,7 @@ pub use drivetrain_core as core;
 pub use drivetrain_data as data;
 pub use drivetrain_kernels as kernels;
 
+pub mod launch;
 pub mod program;
 pub mod report;
 pub mod run;

@@ -15,6 +15,7 @@ mod local;
 mod recording;
 mod shared;
 mod traced;
+pub mod transport;
 mod work;
 
 pub use intercepted::{Intercept, Intercepted};

@@ -13,10 +13,18 @@ pub(super) fn on_interrupt(first: impl Fn() + Send + 'static) -> Result<()> {
         }
         first();
     })
-    .map_err(|cause| {
-        let message = "cannot listen for Ctrl-C";
-        Error::new(ErrorKind::Device, "handle_interrupt", message).caused_by(cause)
-    })
+    .map_err(cannot_listen)
+}
+
+/// Does `each` every time.
+#[cfg(feature = "gloo")]
+pub(super) fn on_each_interrupt(each: impl Fn() + Send + 'static) -> Result<()> {
+    ctrlc::set_handler(each).map_err(cannot_listen)
+}
+
+fn cannot_listen(cause: ctrlc::Error) -> Error {
+    let message = "cannot listen for Ctrl-C";
+    Error::new(ErrorKind::Device, "handle_interrupt", message).caused_by(cause)
 }
 
 /// Not `exit`: that runs destructors of libraries whose threads are still computing.

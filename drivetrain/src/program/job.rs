@@ -44,7 +44,7 @@ pub(super) fn load(
 ) -> Result<(LoadedJob, Arc<dyn Backend>)> {
     let borrowed: Vec<&dyn Backend> = backends.iter().map(|b| &**b).collect();
     let job = load_job(source, overrides, &borrowed, hub)?;
-    for warning in &job.warnings {
+    for warning in job.warnings.iter().filter(|_| crate::launch::speaks()) {
         super::output::note(warning);
     }
     let backend = Arc::clone(&backends[job.backend]);

@@ -13,6 +13,7 @@ mod inspect;
 mod interrupt;
 mod job;
 mod output;
+mod processes;
 mod progress;
 mod score;
 mod train;
@@ -59,7 +60,11 @@ pub fn main(backends: Vec<Arc<dyn Backend>>) -> ExitCode {
     match run(arguments, &backends, trace) {
         Ok(code) => code,
         Err(error) => {
-            output::note(format!("error: {error}"));
+            match error.is_secondary() {
+                // The rank whose error it is tells the whole of it.
+                true => output::note(format!("error: {}", error.summary())),
+                false => output::note(format!("error: {error}")),
+            }
             ExitCode::from(error.kind().exit_code())
         }
     }

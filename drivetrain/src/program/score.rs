@@ -18,6 +18,7 @@ use crate::{
         files::AtomicFile,
     },
     data::Hub,
+    launch,
     run::{ScoreOptions, score},
 };
 use clap::Args;
@@ -25,6 +26,7 @@ use clap::Args;
 use super::{
     interrupt::on_interrupt,
     output::{json, line, spare},
+    processes::ProcessArgs,
 };
 
 #[derive(Debug, Args)]
@@ -55,6 +57,8 @@ pub(super) struct ScoreArgs {
     /// Print the count as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    processes: ProcessArgs,
 }
 
 /// Keys of a job that scoring reads, and `--set` may give.
@@ -87,17 +91,24 @@ pub(super) fn run(args: &ScoreArgs, backends: &[Arc<dyn Backend>]) -> Result<Exi
     });
     // JSON is YAML.
     let source = JobSource::text(job.to_string(), "");
-    let (job, backend) = super::job::load(&source, &args.overrides, backends, &Hub::from_env())?;
+    let (mut job, backend) =
+        super::job::load(&source, &args.overrides, backends, &Hub::from_env())?;
+    if let Some(code) = args.processes.launch()? {
+        return Ok(code);
+    }
     let inputs: [(&str, &Path); 2] = [("--data", &args.data), ("the model", &job.model_folder)];
     spare("--out", &args.out, &inputs)?;
+    let ranks = launch::find_ranks(&mut job.spec.config)?;
     let options = ScoreOptions {
         temperature: job.spec.config.objective.temperature,
         entropy: true,
+        ranks: ranks.clone(),
     };
     let stop = Arc::new(AtomicBool::new(false));
     let to_stop = Arc::clone(&stop);
     on_interrupt(move || to_stop.store(true, Ordering::Relaxed))?;
-    let mut file = AtomicFile::create(&args.out)?;
+    let created = ranks.is_first().then(|| AtomicFile::create(&args.out));
+    let mut file = ranks.agree("create_scores", created.transpose())?;
     let failed = |cause: Box<dyn std::error::Error + Send + Sync>| {
         Error::new(ErrorKind::File, "write_scores", "cannot write the scores")
             .with("file", args.out.display())
@@ -109,8 +120,12 @@ pub(super) fn run(args: &ScoreArgs, backends: &[Arc<dyn Backend>]) -> Result<Exi
             return Err(Error::new(ErrorKind::Interrupted, "score", message));
         }
         let line = serde_json::to_string(&scores).map_err(|e| failed(e.into()))?;
+        let Some(file) = &mut file else { return Ok(()) };
         writeln!(file, "{line}").map_err(|e| failed(e.into()))
     })?;
+    let Some(file) = file else {
+        return Ok(ExitCode::SUCCESS);
+    };
     file.commit()?;
     if args.json {
         json(&serde_json::json!({ "sequences": count, "out": args.out }))?;

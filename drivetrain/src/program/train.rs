@@ -9,6 +9,7 @@ use crate::{
         engine::Backend,
     },
     data::Hub,
+    launch,
     run::{TrainOptions, train},
     trace::{StepRanges, Trace},
 };
@@ -18,6 +19,7 @@ use super::{
     interrupt::on_interrupt,
     job::JobArgs,
     output::{line, note},
+    processes::ProcessArgs,
     progress::Progress,
 };
 
@@ -38,6 +40,8 @@ pub(super) struct TrainArgs {
     /// Print a JSON object a step on stdout
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    processes: ProcessArgs,
 }
 
 impl TrainArgs {
@@ -52,20 +56,34 @@ pub(super) fn run(
     backends: &[Arc<dyn Backend>],
     trace: Option<Arc<Trace>>,
 ) -> Result<ExitCode> {
-    let (job, backend) = args.job.load(&[], backends, &Hub::from_env())?;
+    let (mut job, backend) = args.job.load(&[], backends, &Hub::from_env())?;
+    if let Some(code) = args.processes.launch()? {
+        return Ok(code);
+    }
+    let ranks = launch::find_ranks(&mut job.spec.config)?;
+    let first = ranks.is_first();
     let options = Arc::new(TrainOptions {
         resume: args.resume,
         overwrite: args.overwrite,
+        ranks,
         trace,
         ..TrainOptions::default()
     });
-    let mut progress = Progress::new(job.spec.config.steps, args.json);
+    let mut progress = first.then(|| Progress::new(job.spec.config.steps, args.json));
     let to_stop = Arc::clone(&options);
     on_interrupt(move || {
-        note("stopping after this step, with a checkpoint; again to end at once");
+        if first {
+            note("stopping after this step, with a checkpoint; again to end at once");
+        }
         to_stop.ask_to_stop();
     })?;
-    let summary = train(&job, &*backend, &options, &mut progress)?;
+    let summary = match &mut progress {
+        Some(progress) => train(&job, &*backend, &options, progress)?,
+        None => train(&job, &*backend, &options, &mut ())?,
+    };
+    let Some(progress) = progress else {
+        return Ok(ExitCode::SUCCESS);
+    };
     progress.finish();
     let output = &job.spec.config.output;
     if args.json {

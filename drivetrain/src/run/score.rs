@@ -6,7 +6,7 @@ use drivetrain_core::{
     Error, ErrorKind, Result,
     config::{LoadedJob, Overlong},
     engine::{Backend, Engine, ScoreRequest, WeightInit, build_engine},
-    launch::run_ranks,
+    launch::Ranks,
     plan::MicrobatchLimit,
 };
 use serde::Serialize;
@@ -14,12 +14,14 @@ use serde::Serialize;
 use super::{open_data, timeout, train::first_weights};
 
 /// What to compute.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct ScoreOptions {
     /// Divides the logits.
     pub temperature: f64,
     /// Whether entropies are wanted.
     pub entropy: bool,
+    /// Where the ranks are.
+    pub ranks: Ranks,
 }
 
 /// One sequence's scores, by token; the first token's are 0.
@@ -32,8 +34,8 @@ pub struct SequenceScores {
     pub entropy: Option<Vec<f64>>,
 }
 
-/// Scores every sequence of the job's `data.train`, in the file's order, handing each to `sink` as its batch is
-/// done. A line that is a pair is two sequences.
+/// Scores every sequence of the job's `data.train`, in the file's order, handing each to rank 0's `sink` as its batch
+/// is done. A line that is a pair is two sequences.
 ///
 /// # Errors
 /// `Config` if sequences may be left out; those of data, files, engine and ranks.
@@ -51,8 +53,10 @@ pub fn score(
             .with("found", "data.overlong: skip")
             .help("cut what is too long (data.overlong: truncate), or raise data.max_length"));
     }
-    let dataset = open_data(job, &spec.config.data.train)?;
-    let weights = first_weights(job)?;
+    let ranks = &options.ranks;
+    let inputs = open_data(job, &spec.config.data.train)
+        .and_then(|dataset| Ok((dataset, first_weights(job)?)));
+    let (dataset, weights) = ranks.agree("open_inputs", inputs)?;
     let mesh = spec.mesh()?;
     let sink = Mutex::new(sink);
     let request = ScoreRequest {
@@ -60,7 +64,7 @@ pub fn score(
         entropy: options.entropy,
         ..ScoreRequest::default()
     };
-    run_ranks(mesh.world_size(), timeout(&spec.config), |world| {
+    ranks.run(mesh.world_size(), timeout(&spec.config), |world| {
         let init = WeightInit::Source(&*weights);
         let (mut engine, plan) = build_engine(backend, spec, world.clone(), init)?;
         let limit = MicrobatchLimit::from_config(&spec.config.batch);

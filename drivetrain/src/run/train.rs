@@ -7,18 +7,20 @@ use std::sync::{
 
 use drivetrain_core::{
     Error, ErrorKind, Result,
-    checkpoint::{Checkpoint, Identity},
+    batch::Batch,
+    checkpoint::{Checkpoint, CheckpointStore, Identity},
     communicator::{Communicator, Intercepted, Traced},
-    config::{LoadedJob, MODEL},
+    config::{CHECKPOINTS, LoadedJob, MODEL},
     engine::{Backend, Engine, WeightInit, Weights, build_engine},
     hf::{HfFolder, HfWriter, HfWriterOptions},
-    launch::run_ranks,
+    launch::Ranks,
     metrics::{EventWriter, JsonRecord, JsonlWriter, scalars},
-    objective::{self, Objective},
+    objective::{self, BuiltinObjective, Objective},
     trainer::{Observer, Outcome, REFERENCE, StepRecord, Trainer},
     weights::{DiscardingSink, SeededWeights, WeightSource},
 };
 
+use drivetrain_data::Dataset;
 use serde_json::{Map, Value};
 
 use super::{open_data, open_training_data, output::OutputFolder, timeout, total_threads};
@@ -36,9 +38,12 @@ pub struct TrainOptions {
     /// What listens to the run, as a layer of the process's `tracing` subscriber; written to [`TRACE`] at its end,
     /// whatever that is.
     pub trace: Option<Arc<Trace>>,
+    /// Where the ranks are.
+    pub ranks: Ranks,
 }
 
-/// File under a job's output: the timeline of the steps that were asked for.
+/// File under a job's output: the timeline of the steps that were asked for. Ranks in processes have one each, which
+/// are named after them but for rank 0's.
 pub const TRACE: &str = "trace.json";
 
 /// How a run ended.
@@ -72,32 +77,31 @@ pub fn train(
     observer: &mut (dyn Observer + Send),
 ) -> Result<TrainSummary> {
     let spec = &job.spec;
-    let output = OutputFolder::hold(&spec.config.output)?;
-    let start = output.step_to_resume(options)?;
-    let first_step = start.unwrap_or(0);
-    if first_step > spec.config.steps {
-        return Err(past_the_end(first_step, spec.config.steps));
-    }
-    output.check_space(spec)?;
-    drop(model_writer(job)?);
-    let objective = objective::from_config(&spec.config.objective)?;
-    let dataset = open_training_data(job, &objective)?;
-    let identity = Identity::new(&spec.model, dataset.identity()).written_by(backend.name());
-    let resumed: Option<Checkpoint> = start
-        .map(|step| output.store.open_for(step, &identity))
-        .transpose()?;
-    let first = first_weights(job)?;
-    let validation = match (&spec.config.data.validation, spec.config.validation.every) {
-        (Some(path), Some(_)) => {
-            Some(open_data(job, path)?.all(spec.config.validation.max_sequences)?)
-        }
-        _ => None,
-    };
-    let ranks = spec.mesh()?.world_size();
-    let peak = drivetrain_kernels::measure_peak_flops(total_threads(&spec.config, ranks));
+    let ranks = &options.ranks;
+    let prepared = ranks.is_first().then(|| prepare(job, options));
+    let prepared = ranks.agree("prepare_output", prepared.transpose())?;
+    // Counted from 1: 0 is no checkpoint.
+    let start = prepared.as_ref().and_then(|(_, start)| *start);
+    let start = ranks.from_first(start.map_or(0, |step| step + 1))?;
+    let start = start.checked_sub(1);
+    let output = prepared.map(|(output, _)| output);
+    let store = CheckpointStore::new(spec.config.output.join(CHECKPOINTS));
+    let Inputs {
+        objective,
+        dataset,
+        identity,
+        resumed,
+        first,
+        validation,
+    } = ranks.agree("open_inputs", Inputs::open(job, backend, &store, start))?;
+    let num_ranks = spec.mesh()?.world_size();
+    let peak = drivetrain_kernels::measure_peak_flops(match ranks {
+        Ranks::Threads => total_threads(&spec.config, num_ranks),
+        Ranks::Process(_) => spec.config.parallel.threads(num_ranks),
+    });
     let observer = Mutex::new(observer);
 
-    let outcomes = run_ranks(ranks, timeout(&spec.config), |world| {
+    let outcomes = ranks.run(num_ranks, timeout(&spec.config), |world| {
         let world: Arc<dyn Communicator> = match &options.trace {
             Some(_) => Arc::new(Intercepted::new(world, Arc::new(Traced))),
             None => world,
@@ -121,15 +125,22 @@ pub fn train(
             stop,
         )?;
         trainer.validation = validation.clone();
-        trainer.checkpoints = Some((output.store.clone(), identity.clone()));
-        trainer.peak_flops = Some(peak);
+        trainer.checkpoints = Some((store.clone(), identity.clone()));
+        trainer.peak_flops = Some(match ranks {
+            Ranks::Threads => peak,
+            Ranks::Process(world) => {
+                let mut all = [peak];
+                world.sum_f64(&mut all)?;
+                all[0]
+            }
+        });
         if let Some(checkpoint) = &resumed {
             trainer.resume(checkpoint)?;
         }
-        if world.rank() != 0 {
+        let Some(output) = output.as_ref().filter(|_| world.rank() == 0) else {
             let outcome = run(job, &mut trainer, &*world, &mut ())?;
             return Ok((outcome, None));
-        }
+        };
         let mut shared = observer.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = start.map(|_| trainer.kept());
         let mut tee = Tee {
@@ -142,7 +153,11 @@ pub fn train(
         Ok((outcome, tee.last_loss))
     });
     if let Some(trace) = &options.trace {
-        let written = trace.write(&spec.config.output.join(TRACE));
+        let file = match ranks {
+            Ranks::Process(world) if !ranks.is_first() => format!("rank-{}-{TRACE}", world.rank()),
+            _ => TRACE.to_owned(),
+        };
+        let written = trace.write(&spec.config.output.join(file));
         // The run's own failure comes first.
         if outcomes.is_ok() {
             written?;
@@ -150,8 +165,10 @@ pub fn train(
     }
     let outcomes = outcomes?;
 
-    if !output.metrics().exists() {
-        let path = output.metrics();
+    if let Some(path) = output
+        .map(|output| output.metrics())
+        .filter(|path| !path.exists())
+    {
         tracing::warn!("{}: was removed during the run", path.display());
     }
     let (outcome, last_loss) = outcomes[0];
@@ -161,12 +178,69 @@ pub fn train(
     };
     Ok(TrainSummary {
         step,
-        first_step,
+        first_step: start.unwrap_or(0),
         stopped,
         last_loss,
         skipped_sequences: dataset.skipped(),
         truncated_sequences: dataset.truncated(),
     })
+}
+
+/// The output folder, held, and the step to go on from; what the run will write can be written.
+fn prepare(job: &LoadedJob, options: &TrainOptions) -> Result<(OutputFolder, Option<u64>)> {
+    let spec = &job.spec;
+    let output = OutputFolder::hold(&spec.config.output)?;
+    let start = output.step_to_resume(options)?;
+    match start {
+        Some(step) if step > spec.config.steps => {
+            return Err(past_the_end(step, spec.config.steps));
+        }
+        _ => {}
+    }
+    output.check_space(spec)?;
+    drop(model_writer(job)?);
+    Ok((output, start))
+}
+
+/// What every process of a run reads.
+struct Inputs {
+    objective: BuiltinObjective,
+    dataset: Arc<Dataset>,
+    identity: Identity,
+    resumed: Option<Checkpoint>,
+    first: Box<dyn WeightSource>,
+    validation: Option<Batch>,
+}
+
+impl Inputs {
+    fn open(
+        job: &LoadedJob,
+        backend: &dyn Backend,
+        store: &CheckpointStore,
+        start: Option<u64>,
+    ) -> Result<Self> {
+        let spec = &job.spec;
+        let objective = objective::from_config(&spec.config.objective)?;
+        let dataset = open_training_data(job, &objective)?;
+        let identity = Identity::new(&spec.model, dataset.identity()).written_by(backend.name());
+        let resumed = start
+            .map(|step| store.open_for(step, &identity))
+            .transpose()?;
+        let validation = match (&spec.config.data.validation, spec.config.validation.every) {
+            (Some(path), Some(_)) => {
+                Some(open_data(job, path)?.all(spec.config.validation.max_sequences)?)
+            }
+            _ => None,
+        };
+        Ok(Self {
+            first: first_weights(job)?,
+            objective,
+            dataset,
+            identity,
+            resumed,
+            validation,
+        })
+    }
 }
 
 /// Trains, and writes the model; if that fails, a checkpoint.

@@ -8,6 +8,8 @@ mod kills;
 mod monitor;
 mod own_engine;
 mod places;
+#[cfg(feature = "gloo")]
+mod processes;
 mod resume;
 mod score;
 mod streams;

@@ -18,6 +18,7 @@ const ARROWS: &[(&str, May)] = &[
     ("drivetrain-data", May::Only(&["drivetrain-core"])),
     ("drivetrain-kernels", May::Only(&["drivetrain-core"])),
     ("drivetrain-collectives", May::Only(&["drivetrain-core"])),
+    ("drivetrain-c10d", May::Only(&["drivetrain-core"])),
     (
         "drivetrain-fsdp",
         May::Only(&["drivetrain-core", "drivetrain-collectives"]),
@@ -46,6 +47,7 @@ const ARROWS: &[(&str, May)] = &[
 /// Allowed in `[dev-dependencies]` only.
 const DEV_ARROWS: &[(&str, &str)] = &[
     ("drivetrain-collectives", "drivetrain-conformance"),
+    ("drivetrain-c10d", "drivetrain-conformance"),
     ("drivetrain-fsdp", "drivetrain-conformance"),
     ("drivetrain-megatron", "drivetrain-conformance"),
 ];

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use half::{bf16, f16};
-
 use crate::{
     Buffer, Error, ErrorKind, Result, View, ViewMut,
-    communicator::{Input, ReduceOp, Shared},
+    communicator::{Input, ReduceOp, Shared, transport::reduce_in_rank_order},
 };
 
 /// A rank's input: what it gave away or shares, or a copy.
@@ -92,11 +90,9 @@ impl Payload {
         }
     }
 
-    /// `T` is of the data's dtype (descriptors were compared), or a byte.
-    fn elements<T: bytemuck::AnyBitPattern>(&self, start: usize, len: usize) -> &[T] {
+    fn bytes(&self, start: usize, len: usize) -> &[u8] {
         let bytes = self.as_view().host_bytes().unwrap_or_default();
-        let size = size_of::<T>();
-        bytemuck::cast_slice(&bytes[start * size..(start + len) * size])
+        &bytes[start..start + len]
     }
 }
 
@@ -115,8 +111,7 @@ pub(super) fn copy_into(
     let Some(bytes) = output.host_bytes_mut() else {
         return Err(device_output());
     };
-    bytes[at * size..(at + len) * size]
-        .copy_from_slice(&payload.elements::<u8>(start * size, len * size)[..len * size]);
+    bytes[at * size..(at + len) * size].copy_from_slice(payload.bytes(start * size, len * size));
     Ok(())
 }
 
@@ -127,17 +122,10 @@ pub(super) fn reduce_into(
     start: usize,
     op: ReduceOp,
 ) -> Result<()> {
-    match output {
-        ViewMut::F64(out) => float(out, payloads, start, op),
-        ViewMut::F32(out) => float(out, payloads, start, op),
-        ViewMut::Bf16(out) => half(out, payloads, start, op, bf16::to_f32, bf16::from_f32),
-        ViewMut::F16(out) => half(out, payloads, start, op, f16::to_f32, f16::from_f32),
-        ViewMut::I64(out) => integer(out, payloads, start, op, i64::wrapping_add),
-        ViewMut::I32(out) => integer(out, payloads, start, op, i32::wrapping_add),
-        ViewMut::U8(out) => integer(out, payloads, start, op, u8::wrapping_add),
-        ViewMut::Device(_) => return Err(device_output()),
-    }
-    Ok(())
+    let size = output.dtype().size();
+    let len = output.len();
+    let parts = payloads.iter().map(|p| p.bytes(start * size, len * size));
+    reduce_in_rank_order(output, &parts.collect::<Vec<_>>(), op)
 }
 
 pub(super) fn device_output() -> Error {
@@ -146,101 +134,4 @@ pub(super) fn device_output() -> Error {
         "receive",
         "thread ranks communicate host memory only",
     )
-}
-
-fn float<T>(out: &mut [T], payloads: &[Arc<Payload>], start: usize, op: ReduceOp)
-where
-    T: bytemuck::AnyBitPattern + Copy + std::ops::AddAssign + PartialOrd,
-{
-    let len = out.len();
-    for (rank, payload) in payloads.iter().enumerate() {
-        let values: &[T] = payload.elements(start, len);
-        if rank == 0 {
-            out.copy_from_slice(values);
-            continue;
-        }
-        let pairs = out.iter_mut().zip(values);
-        match op {
-            ReduceOp::Sum => pairs.for_each(|(o, &v)| *o += v),
-            ReduceOp::Max => pairs.for_each(|(o, &v)| {
-                let better = v > *o;
-                keep(o, v, better);
-            }),
-            ReduceOp::Min => pairs.for_each(|(o, &v)| {
-                let better = v < *o;
-                keep(o, v, better);
-            }),
-        }
-    }
-}
-
-/// Replaces `kept` by `value` if it is better or not a number.
-#[allow(
-    clippy::eq_op,
-    reason = "only a NaN differs from itself, for any float type"
-)]
-fn keep<T: PartialOrd>(kept: &mut T, value: T, better: bool) {
-    if better || value != value {
-        *kept = value;
-    }
-}
-
-fn half<T>(
-    out: &mut [T],
-    payloads: &[Arc<Payload>],
-    start: usize,
-    op: ReduceOp,
-    widen: impl Fn(T) -> f32,
-    round: impl Fn(f32) -> T,
-) where
-    T: bytemuck::AnyBitPattern,
-{
-    let columns: Vec<&[T]> = payloads
-        .iter()
-        .map(|p| p.elements(start, out.len()))
-        .collect();
-    for (i, o) in out.iter_mut().enumerate() {
-        let mut values = columns.iter().map(|c| widen(c[i]));
-        let mut kept = values.next().unwrap_or(0.0);
-        for v in values {
-            match op {
-                ReduceOp::Sum => kept += v,
-                ReduceOp::Max => {
-                    let better = v > kept;
-                    keep(&mut kept, v, better);
-                }
-                ReduceOp::Min => {
-                    let better = v < kept;
-                    keep(&mut kept, v, better);
-                }
-            }
-        }
-        *o = round(kept);
-    }
-}
-
-fn integer<T>(
-    out: &mut [T],
-    payloads: &[Arc<Payload>],
-    start: usize,
-    op: ReduceOp,
-    add: impl Fn(T, T) -> T,
-) where
-    T: bytemuck::AnyBitPattern + Ord,
-{
-    let len = out.len();
-    for (rank, payload) in payloads.iter().enumerate() {
-        let values: &[T] = payload.elements(start, len);
-        if rank == 0 {
-            out.copy_from_slice(values);
-            continue;
-        }
-        for (o, &v) in out.iter_mut().zip(values) {
-            *o = match op {
-                ReduceOp::Sum => add(*o, v),
-                ReduceOp::Max => v.max(*o),
-                ReduceOp::Min => v.min(*o),
-            };
-        }
-    }
 }

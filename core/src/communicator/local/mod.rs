@@ -5,7 +5,6 @@
 //! sent is not copied: its receiver gets it.
 
 mod buffer;
-mod checks;
 mod world;
 
 use std::{
@@ -15,9 +14,12 @@ use std::{
 };
 
 use buffer::{Payload, copy_into, device_output, reduce_into};
-use world::{Call, Descriptor, Receipt, Ticket, World};
+use world::{GroupCall, Receipt, Ticket, World};
 
-use super::{Communicator, Input, ReduceOp, Shared, Work};
+use super::{
+    Communicator, Input, ReduceOp, Shared, Work,
+    transport::{Call, Descriptor, Place, offset},
+};
 use crate::{Buffer, DType, Error, ErrorKind, Result, ViewMut};
 
 /// How thread ranks communicate.
@@ -40,9 +42,7 @@ impl Default for LocalOptions {
 pub struct LocalCommunicator {
     world: Arc<World>,
     group: usize,
-    rank: usize,
-    members: Vec<usize>,
-    label: String,
+    place: Place,
     timeout: Duration,
     calls: Mutex<Calls>,
 }
@@ -67,9 +67,7 @@ impl LocalCommunicator {
                 Arc::new(Self {
                     world: Arc::clone(&world),
                     group,
-                    rank,
-                    members: members.clone(),
-                    label: "world".to_owned(),
+                    place: Place::in_world(rank, world_size),
                     timeout: options.timeout,
                     calls: Mutex::default(),
                 })
@@ -80,7 +78,7 @@ impl LocalCommunicator {
     /// Says that this rank will call nothing more: whoever waits for it fails at once instead of at the
     /// timeout.
     pub fn depart(&self) {
-        self.world.depart(self.members[self.rank]);
+        self.world.depart(self.place.world_rank());
     }
 
     fn next_collective(&self) -> u64 {
@@ -89,15 +87,15 @@ impl LocalCommunicator {
         calls.collectives
     }
 
-    fn call(&self, sequence: u64, descriptor: Descriptor) -> Call {
-        Call {
+    fn call(&self, sequence: u64, descriptor: Descriptor) -> GroupCall {
+        GroupCall {
             group: self.group,
-            rank: self.rank,
-            sequence,
-            descriptor,
-            label: self.label.clone(),
-            members: self.members.clone(),
-            timeout: self.timeout,
+            call: Call {
+                place: self.place.clone(),
+                sequence,
+                descriptor,
+                timeout: self.timeout,
+            },
         }
     }
 
@@ -109,7 +107,7 @@ impl LocalCommunicator {
         finish: impl FnOnce(&[Arc<Payload>]) -> Result<T> + Send + 'a,
     ) -> Result<Work<'a, T>> {
         let call = self.call(self.next_collective(), descriptor);
-        let (world, group, sequence) = (Arc::clone(&self.world), call.group, call.sequence);
+        let (world, group, sequence) = (Arc::clone(&self.world), call.group, call.call.sequence);
         let ticket = Ticket::deposit(&self.world, call, input)?;
         Ok(Work::polled(
             move || world.is_complete(group, sequence),
@@ -118,7 +116,7 @@ impl LocalCommunicator {
     }
 
     fn post(&self, operation: &'static str, payload: Payload, to: usize) -> Result<()> {
-        self.check_peer(operation, to)?;
+        self.place.check_peer(operation, to)?;
         let sequence = {
             let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
             let count = calls.sends.entry(to).or_default();
@@ -126,7 +124,7 @@ impl LocalCommunicator {
             *count
         };
         self.world
-            .post((self.group, self.rank, to, sequence), payload)
+            .post((self.group, self.place.rank, to, sequence), payload)
     }
 
     /// What will take the next message from a rank.
@@ -137,7 +135,7 @@ impl LocalCommunicator {
         len: usize,
         from: usize,
     ) -> Result<Receipt> {
-        self.check_peer(operation, from)?;
+        self.place.check_peer(operation, from)?;
         let sequence = {
             let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
             let count = calls.receives.entry(from).or_default();
@@ -149,26 +147,21 @@ impl LocalCommunicator {
     }
 }
 
-/// Where rank r's part begins.
-fn offset(counts: &[usize], rank: usize) -> usize {
-    counts[..rank].iter().sum()
-}
-
 impl Communicator for LocalCommunicator {
     fn rank(&self) -> usize {
-        self.rank
+        self.place.rank
     }
 
     fn world_size(&self) -> usize {
-        self.members.len()
+        self.place.members.len()
     }
 
     fn members(&self) -> &[usize] {
-        &self.members
+        &self.place.members
     }
 
     fn label(&self) -> &str {
-        &self.label
+        &self.place.label
     }
 
     fn timeout(&self) -> Duration {
@@ -191,10 +184,13 @@ impl Communicator for LocalCommunicator {
         counts: &[usize],
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "all_gather";
-        self.check_counts(OPERATION, counts)?;
-        self.check_dtype(OPERATION, input.as_view().dtype(), output.dtype())?;
-        self.check_len(OPERATION, counts[self.rank], input.as_view().len())?;
-        self.check_len(OPERATION, counts.iter().sum(), output.len())?;
+        self.place.check_counts(OPERATION, counts)?;
+        self.place
+            .check_dtype(OPERATION, input.as_view().dtype(), output.dtype())?;
+        self.place
+            .check_len(OPERATION, counts[self.place.rank], input.as_view().len())?;
+        self.place
+            .check_len(OPERATION, counts.iter().sum(), output.len())?;
         let descriptor = Descriptor::new(OPERATION, input.as_view().dtype(), counts.to_vec());
         let counts = counts.to_vec();
         self.collective(
@@ -215,8 +211,9 @@ impl Communicator for LocalCommunicator {
         counts: &[usize],
     ) -> Result<Work<'static, Vec<Shared>>> {
         const OPERATION: &str = "all_gather";
-        self.check_counts(OPERATION, counts)?;
-        self.check_len(OPERATION, counts[self.rank], input.as_view().len())?;
+        self.place.check_counts(OPERATION, counts)?;
+        self.place
+            .check_len(OPERATION, counts[self.place.rank], input.as_view().len())?;
         let descriptor = Descriptor::new(OPERATION, input.as_view().dtype(), counts.to_vec());
         let payload = Payload::of(OPERATION, Input::Shared(input))?;
         self.collective(descriptor, payload, |deposits| {
@@ -233,13 +230,15 @@ impl Communicator for LocalCommunicator {
         op: ReduceOp,
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "reduce_scatter";
-        self.check_counts(OPERATION, counts)?;
+        self.place.check_counts(OPERATION, counts)?;
         let dtype = input.as_view().dtype();
-        self.check_dtype(OPERATION, dtype, output.dtype())?;
-        self.check_len(OPERATION, counts.iter().sum(), input.as_view().len())?;
-        self.check_len(OPERATION, counts[self.rank], output.len())?;
+        self.place.check_dtype(OPERATION, dtype, output.dtype())?;
+        self.place
+            .check_len(OPERATION, counts.iter().sum(), input.as_view().len())?;
+        self.place
+            .check_len(OPERATION, counts[self.place.rank], output.len())?;
         let descriptor = Descriptor::new(OPERATION, dtype, counts.to_vec()).reducing(op);
-        let start = offset(counts, self.rank);
+        let start = offset(counts, self.place.rank);
         self.collective(
             descriptor,
             Payload::of(OPERATION, input)?,
@@ -249,10 +248,10 @@ impl Communicator for LocalCommunicator {
 
     fn broadcast<'a>(&self, mut buffer: ViewMut<'a>, root: usize) -> Result<Work<'a>> {
         const OPERATION: &str = "broadcast";
-        self.check_peer(OPERATION, root)?;
+        self.place.check_peer(OPERATION, root)?;
         let len = buffer.len();
         let descriptor = Descriptor::new(OPERATION, buffer.dtype(), vec![len, root]);
-        let is_root = self.rank == root;
+        let is_root = self.place.rank == root;
         let input = if is_root {
             Payload::of(OPERATION, buffer.as_view().into())?
         } else {
@@ -275,33 +274,33 @@ impl Communicator for LocalCommunicator {
         receive_counts: &[usize],
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "all_to_all";
-        self.check_counts(OPERATION, send_counts)?;
-        self.check_counts(OPERATION, receive_counts)?;
+        self.place.check_counts(OPERATION, send_counts)?;
+        self.place.check_counts(OPERATION, receive_counts)?;
         let dtype = input.as_view().dtype();
-        self.check_len(OPERATION, send_counts.iter().sum(), input.as_view().len())?;
-        self.check_len(OPERATION, receive_counts.iter().sum(), output.len())?;
-        self.check_dtype(OPERATION, dtype, output.dtype())?;
+        self.place
+            .check_len(OPERATION, send_counts.iter().sum(), input.as_view().len())?;
+        self.place
+            .check_len(OPERATION, receive_counts.iter().sum(), output.len())?;
+        self.place.check_dtype(OPERATION, dtype, output.dtype())?;
         let descriptor = Descriptor::new(OPERATION, dtype, Vec::new());
         let payload = Payload::of(OPERATION, input)?.with_counts(send_counts);
-        let (rank, receive_counts, label) =
-            (self.rank, receive_counts.to_vec(), self.label.clone());
-        let members = self.members.clone();
+        let (place, receive_counts) = (self.place.clone(), receive_counts.to_vec());
         self.collective(descriptor, payload, move |deposits| {
             for (from, deposit) in deposits.iter().enumerate() {
-                let sent = deposit.counts()[rank];
+                let sent = deposit.counts()[place.rank];
                 if sent != receive_counts[from] {
                     return Err(Error::new(
                         ErrorKind::Defect,
                         OPERATION,
                         "ranks disagree on a count",
                     )
-                    .with("group", &label)
-                    .with("rank", members[rank])
-                    .with("from", members[from])
+                    .with("group", &place.label)
+                    .with("rank", place.world_rank())
+                    .with("from", place.members[from])
                     .with("expected", receive_counts[from])
                     .with("found", sent));
                 }
-                let from_start = offset(deposit.counts(), rank);
+                let from_start = offset(deposit.counts(), place.rank);
                 copy_into(
                     &mut output,
                     offset(&receive_counts, from),
@@ -334,7 +333,7 @@ impl Communicator for LocalCommunicator {
         from: usize,
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "exchange";
-        self.check_peer(OPERATION, from)?;
+        self.place.check_peer(OPERATION, from)?;
         self.post(OPERATION, Payload::of(OPERATION, input)?, to)?;
         let len = output.len();
         let receipt = self.expect(OPERATION, output.dtype(), len, from)?;
@@ -350,31 +349,12 @@ impl Communicator for LocalCommunicator {
     }
 
     fn subgroup(&self, ranks: &[usize], label: &str) -> Result<Arc<dyn Communicator>> {
-        let rank = ranks.iter().position(|&r| r == self.rank).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Defect,
-                "subgroup",
-                "the caller is not in the new group",
-            )
-            .with("rank", self.members[self.rank])
-            .with("found", format!("{ranks:?}"))
-        })?;
-        let mut seen = std::collections::BTreeSet::new();
-        for &peer in ranks {
-            self.check_peer("subgroup", peer)?;
-            if !seen.insert(peer) {
-                return Err(
-                    Error::new(ErrorKind::Defect, "subgroup", "a rank is named twice")
-                        .with("found", format!("{ranks:?}")),
-                );
-            }
-        }
-        let members: Vec<usize> = ranks.iter().map(|&r| self.members[r]).collect();
+        let place = self.place.in_subgroup(ranks, label)?;
         let instance = {
             let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
             let count = calls
                 .subgroups
-                .entry((members.clone(), label.to_owned()))
+                .entry((place.members.clone(), label.to_owned()))
                 .or_default();
             *count += 1;
             *count
@@ -383,10 +363,8 @@ impl Communicator for LocalCommunicator {
             world: Arc::clone(&self.world),
             group: self
                 .world
-                .group(Some(self.group), &members, label, instance),
-            rank,
-            members,
-            label: label.to_owned(),
+                .group(Some(self.group), &place.members, label, instance),
+            place,
             timeout: self.timeout,
             calls: Mutex::default(),
         }))

@@ -2,106 +2,27 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use super::buffer::Payload;
-use crate::{DType, Error, ErrorKind, Result, communicator::ReduceOp};
+use crate::{
+    Error, ErrorKind, Result,
+    communicator::transport::{Call, Descriptor},
+};
 
-/// What every member must agree on.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Descriptor {
-    operation: &'static str,
-    dtype: DType,
-    counts: Vec<usize>,
-    op: Option<ReduceOp>,
-}
-
-impl Descriptor {
-    pub(super) fn new(operation: &'static str, dtype: DType, counts: Vec<usize>) -> Self {
-        Self {
-            operation,
-            dtype,
-            counts,
-            op: None,
-        }
-    }
-
-    pub(super) fn reducing(mut self, op: ReduceOp) -> Self {
-        self.op = Some(op);
-        self
-    }
-
-    fn bytes(&self) -> usize {
-        self.counts.iter().sum::<usize>() * self.dtype.size()
-    }
-}
-
-impl fmt::Display for Descriptor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} of {} x {:?}",
-            self.operation, self.dtype, self.counts
-        )?;
-        self.op.map_or(Ok(()), |op| write!(f, " ({op:?})"))
-    }
-}
-
-/// One rank's call of one operation.
+/// A call of a group of this world.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct GroupCall {
     pub(super) group: usize,
-    pub(super) rank: usize,
-    pub(super) sequence: u64,
-    pub(super) descriptor: Descriptor,
-    pub(super) label: String,
-    /// World ranks of the group's members.
-    pub(super) members: Vec<usize>,
-    pub(super) timeout: Duration,
+    pub(super) call: Call,
 }
 
-impl Call {
+impl GroupCall {
     fn key(&self, from: usize) -> Key {
-        (self.group, from, self.rank, self.sequence)
-    }
-
-    fn error(&self, kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error::new(kind, self.descriptor.operation, message)
-            .with("rank", self.members[self.rank])
-            .with("group", &self.label)
-            .with("sequence", self.sequence)
-            .with("bytes", self.descriptor.bytes())
-    }
-
-    /// `missing` are ranks within the group.
-    fn not_arrived(&self, missing: &[usize], departed: &BTreeSet<usize>) -> Error {
-        let missing: Vec<usize> = missing.iter().map(|&r| self.members[r]).collect();
-        let gone: Vec<usize> = missing
-            .iter()
-            .copied()
-            .filter(|r| departed.contains(r))
-            .collect();
-        let (kind, message) = if gone.is_empty() {
-            let seconds = self.timeout.as_secs_f64();
-            (
-                ErrorKind::Timeout,
-                format!("ranks {missing:?} did not arrive within {seconds} s"),
-            )
-        } else {
-            (
-                ErrorKind::RankLost,
-                format!("ranks {gone:?} have left and will not arrive"),
-            )
-        };
-        self.error(kind, message)
-            .with("missing", format!("{missing:?}"))
-            .help(
-                "look for the first error of the missing ranks; every rank must call the same \
-             operations in the same order",
-            )
+        let call = &self.call;
+        (self.group, from, call.place.rank, call.sequence)
     }
 }
 
@@ -185,42 +106,37 @@ impl World {
         self.changed.notify_all();
     }
 
-    fn deposit(&self, call: &Call, payload: Payload) -> Result<()> {
+    fn deposit(&self, call: &GroupCall, payload: Payload) -> Result<()> {
         let mut state = self.lock();
         state.check()?;
         let group = &mut state.groups[call.group];
+        let call = &call.call;
         let size = group.size;
         let slot = group.slots.entry(call.sequence).or_insert_with(|| Slot {
-            first: (call.rank, call.descriptor.clone()),
+            first: (call.place.rank, call.descriptor.clone()),
             deposits: vec![None; size],
             collected: 0,
         });
         if slot.first.1 != call.descriptor {
             let (rank, first) = &slot.first;
-            let error = call
-                .error(ErrorKind::Defect, "ranks disagree on an operation")
-                .with("found", &call.descriptor)
-                .with(
-                    "expected",
-                    format!("{first} (called by rank {})", call.members[*rank]),
-                );
+            let error = call.disagrees(first, *rank);
             state.aborted = Some(error.duplicate());
             drop(state);
             self.changed.notify_all();
             return Err(error);
         }
-        slot.deposits[call.rank] = Some(Arc::new(payload));
+        slot.deposits[call.place.rank] = Some(Arc::new(payload));
         drop(state);
         self.changed.notify_all();
         Ok(())
     }
 
     /// Waits until every member has deposited.
-    fn collect(&self, call: &Call) -> Result<Vec<Arc<Payload>>> {
+    fn collect(&self, call: &GroupCall) -> Result<Vec<Arc<Payload>>> {
         self.wait(call, |state| {
-            let slot = state.groups[call.group].slots.get_mut(&call.sequence);
+            let slot = state.groups[call.group].slots.get_mut(&call.call.sequence);
             let Some(slot) = slot else {
-                return Err((0..call.members.len()).collect());
+                return Err((0..call.call.place.members.len()).collect());
             };
             let missing: Vec<usize> = (0..slot.deposits.len())
                 .filter(|&r| slot.deposits[r].is_none())
@@ -231,7 +147,7 @@ impl World {
             let deposits = slot.deposits.iter().flatten().map(Arc::clone).collect();
             slot.collected += 1;
             if slot.collected == slot.deposits.len() {
-                state.groups[call.group].slots.remove(&call.sequence);
+                state.groups[call.group].slots.remove(&call.call.sequence);
             }
             Ok(deposits)
         })
@@ -245,13 +161,13 @@ impl World {
     }
 
     /// Counts this rank's part as collected.
-    fn skip(&self, call: &Call) {
+    fn skip(&self, call: &GroupCall) {
         let mut state = self.lock();
         let slots = &mut state.groups[call.group].slots;
-        if let Some(slot) = slots.get_mut(&call.sequence) {
+        if let Some(slot) = slots.get_mut(&call.call.sequence) {
             slot.collected += 1;
             if slot.collected == slot.deposits.len() {
-                slots.remove(&call.sequence);
+                slots.remove(&call.call.sequence);
             }
         }
     }
@@ -268,7 +184,7 @@ impl World {
     }
 
     /// Waits for a point-to-point message.
-    fn take_posted(&self, call: &Call, from: usize) -> Result<Payload> {
+    fn take_posted(&self, call: &GroupCall, from: usize) -> Result<Payload> {
         let key = call.key(from);
         self.wait(call, |state| {
             state.posted.remove(&key).ok_or_else(|| vec![from])
@@ -294,10 +210,10 @@ impl World {
     /// Tries until it succeeds; `attempt` returns the group's ranks that are missing.
     fn wait<T>(
         &self,
-        call: &Call,
+        call: &GroupCall,
         mut attempt: impl FnMut(&mut State) -> std::result::Result<T, Vec<usize>>,
     ) -> Result<T> {
-        let deadline = Instant::now() + call.timeout;
+        let deadline = Instant::now() + call.call.timeout;
         let mut state = self.lock();
         loop {
             let missing = match attempt(&mut state) {
@@ -308,9 +224,9 @@ impl World {
             let left = deadline.saturating_duration_since(Instant::now());
             let gone = missing
                 .iter()
-                .any(|&r| state.departed.contains(&call.members[r]));
+                .any(|&r| state.departed.contains(&call.call.place.members[r]));
             if left.is_zero() || gone {
-                let error = call.not_arrived(&missing, &state.departed);
+                let error = call.call.not_arrived(&missing, &state.departed);
                 state.aborted.get_or_insert_with(|| error.duplicate());
                 drop(state);
                 self.changed.notify_all();
@@ -329,12 +245,12 @@ impl World {
 #[derive(Debug)]
 pub(super) struct Ticket {
     world: Arc<World>,
-    call: Call,
+    call: GroupCall,
     open: bool,
 }
 
 impl Ticket {
-    pub(super) fn deposit(world: &Arc<World>, call: Call, payload: Payload) -> Result<Self> {
+    pub(super) fn deposit(world: &Arc<World>, call: GroupCall, payload: Payload) -> Result<Self> {
         world.deposit(&call, payload)?;
         Ok(Self {
             world: Arc::clone(world),
@@ -362,13 +278,13 @@ impl Drop for Ticket {
 #[derive(Debug)]
 pub(super) struct Receipt {
     world: Arc<World>,
-    call: Call,
+    call: GroupCall,
     from: usize,
     open: bool,
 }
 
 impl Receipt {
-    pub(super) fn new(world: &Arc<World>, call: Call, from: usize) -> Self {
+    pub(super) fn new(world: &Arc<World>, call: GroupCall, from: usize) -> Self {
         Self {
             world: Arc::clone(world),
             call,
@@ -387,16 +303,15 @@ impl Receipt {
     pub(super) fn take(mut self) -> Result<Payload> {
         self.open = false;
         let payload = self.world.take_posted(&self.call, self.from)?;
-        let (dtype, len) = (self.call.descriptor.dtype, self.call.descriptor.counts[0]);
+        let call = &self.call.call;
+        let (dtype, len) = (call.descriptor.dtype, call.descriptor.counts[0]);
         let (found, found_len) = (payload.as_view().dtype(), payload.as_view().len());
         if (found, found_len) == (dtype, len) {
             return Ok(payload);
         }
-        let message = "sender and receiver disagree";
-        Err(self
-            .call
-            .error(ErrorKind::Defect, message)
-            .with("from", self.call.members[self.from])
+        Err(call
+            .error(ErrorKind::Defect, "sender and receiver disagree")
+            .with("from", call.place.members[self.from])
             .with("expected", format!("{dtype} x {len}"))
             .with("found", format!("{found} x {found_len}")))
     }
