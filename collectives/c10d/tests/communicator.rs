@@ -76,11 +76,14 @@ fn each(world_size: usize, body: RankMain<'_>) -> std::result::Result<(), Failed
     launch(world_size, PATIENCE, body).map_err(|error| error.to_string().into())
 }
 
-/// Whole numbers of every dtype and thirds of f32: the bits of thread ranks, in one stage and two.
+/// A rank, what it reduced, and its part of a reduction that was scattered.
+type Sums = (usize, Vec<f32>, Vec<f32>);
+
+/// Thirds of f32: the bits of thread ranks, in one stage and two.
 fn the_bits_of_thread_ranks() -> std::result::Result<(), Failed> {
     for ranks in [2, 3, 4] {
         for len in [0, 5, 4000, 50_001] {
-            let results: Mutex<Vec<(usize, Vec<f32>, Vec<f32>)>> = Mutex::default();
+            let results: Mutex<Vec<Sums>> = Mutex::default();
             let body = |world: Arc<dyn Communicator>| {
                 let rank = world.rank();
                 let input: Vec<f32> = (0..len)
@@ -221,10 +224,12 @@ fn meetings_that_fail_say_why() -> std::result::Result<(), Failed> {
     says(gone, &["rank 0's store was not found", &port_text])
 }
 
+type Test = fn() -> std::result::Result<(), Failed>;
+
 fn main() -> ExitCode {
     let over_gloo: Launch = Arc::new(launch);
     let mut cases = communicator_cases("gloo", &over_gloo);
-    let own: [(&str, fn() -> std::result::Result<(), Failed>); 4] = [
+    let own: [(&str, Test); 4] = [
         ("the_bits_of_thread_ranks", the_bits_of_thread_ranks),
         (
             "stages_go_on_whoever_is_waited_for",

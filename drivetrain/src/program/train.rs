@@ -70,12 +70,15 @@ pub(super) fn run(
         ..TrainOptions::default()
     });
     let mut progress = first.then(|| Progress::new(job.spec.config.steps, args.json));
-    let to_stop = Arc::clone(&options);
+    // The handler outlives the run, whose end leaves the world of ranks.
+    let to_stop = Arc::downgrade(&options);
     on_interrupt(move || {
         if first {
             note("stopping after this step, with a checkpoint; again to end at once");
         }
-        to_stop.ask_to_stop();
+        if let Some(options) = to_stop.upgrade() {
+            options.ask_to_stop();
+        }
     })?;
     let summary = match &mut progress {
         Some(progress) => train(&job, &*backend, &options, progress)?,

@@ -152,3 +152,29 @@ fn scores_of_processes() {
     two.extend(TWO);
     assert_eq!(score("threads.jsonl", &TWO), score("processes.jsonl", &two));
 }
+
+/// Where rank 0 keeps the store: it leaves last, and whoever ends early does not disturb the others.
+#[test]
+fn open_mpi_starts_ranks_too() {
+    let job = Job::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    drop(listener);
+    let mut all = vec!["train", "job.yaml", "--set", "output=mpi"];
+    all.extend(TWO);
+    let ranks = ["0", "1"].map(|rank| {
+        let variables = [
+            ("OMPI_COMM_WORLD_RANK", rank),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", rank),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("MASTER_PORT", &port),
+        ];
+        job.start_as(&all, &variables)
+    });
+    let [first, second] = ranks.map(|rank| rank.ends().exits(0));
+    assert!(first.stdout().contains("last loss") && second.stdout().is_empty());
+    let mut threads = vec!["train", "job.yaml", "--set", "output=threads"];
+    threads.extend(TWO);
+    job.run(&threads).exits(0);
+    assert_eq!(job.metric("threads", "loss"), job.metric("mpi", "loss"));
+}

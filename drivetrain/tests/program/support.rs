@@ -111,6 +111,15 @@ impl Job {
         Running(command.spawn().unwrap())
     }
 
+    /// Starts it with these variables, and does not wait.
+    #[cfg(feature = "gloo")]
+    pub(crate) fn start_as(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Running {
+        let mut command = self.command(arguments);
+        command.envs(variables.iter().copied());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running(command.spawn().unwrap())
+    }
+
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_drivetrain"));
         command.current_dir(self.folder.path()).args(arguments);

@@ -165,10 +165,10 @@ mod tests {
         for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min] {
             let mut expected = vec![0.0f32; len];
             reduce_in_rank_order(&mut (&mut expected).into(), &bytes, op).unwrap();
-            for rank in 0..4 {
+            for (rank, part) in parts.iter().enumerate() {
                 let mut others = bytes.clone();
                 others.remove(rank);
-                let mut own = parts[rank].clone();
+                let mut own = part.clone();
                 reduce_in_place(&mut (&mut own).into(), rank, &others, op).unwrap();
                 assert_eq!(own, expected, "{rank} {op:?}");
             }
