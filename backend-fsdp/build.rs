@@ -20,6 +20,7 @@ fn main() {
         .file("src/shim/adamw.cc")
         .file("src/shim/autograd.cc")
         .file("src/shim/linear.cc")
+        .file("src/shim/recompute.cc")
         .file("src/shim/rms_norm.cc")
         .file("src/shim/storage.cc")
         .compile("drivetrain_fsdp_shim");

@@ -11,7 +11,12 @@ use drivetrain_core::{
     plan::TrainPlan,
 };
 
-use crate::{engine::FsdpEngine, options::Options, plan};
+use crate::{
+    device::has_cuda,
+    engine::FsdpEngine,
+    options::{Options, Reshard},
+    plan,
+};
 
 /// The `fsdp` backend.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,9 +37,12 @@ impl Backend for Fsdp {
                 Family::Mixtral,
                 Family::Qwen3Moe,
             ]),
-            compute: vec![DType::F32],
-            reduce: vec![DType::F32],
-            devices: BTreeSet::from(["cpu".to_owned()]),
+            compute: vec![DType::F32, DType::Bf16],
+            reduce: vec![DType::F32, DType::Bf16],
+            devices: match has_cuda() {
+                true => BTreeSet::from(["cpu".to_owned(), "cuda".to_owned()]),
+                false => BTreeSet::from(["cpu".to_owned()]),
+            },
             data_parallel: Some(DataParallel {
                 max_ranks: None,
                 shards_parameters: true,
@@ -42,7 +50,7 @@ impl Backend for Fsdp {
                 replicate: true,
             }),
             recompute: RecomputeCapability {
-                selective: false,
+                selective: true,
                 full: true,
             },
             moe: Some(Moe {
@@ -56,6 +64,7 @@ impl Backend for Fsdp {
             snapshots: true,
             entropy: true,
             log_probs_at: true,
+            offload: true,
             checkpoints: true,
             export_gradients: true,
             ..Capability::default()
@@ -67,16 +76,17 @@ impl Backend for Fsdp {
     }
 
     fn check(&self, job: &JobSpec) -> Vec<Diagnostic> {
-        let fault = |cause| {
-            Diagnostic::error(
+        let path = format!("backends.{}", self.name());
+        match Options::read(&job.config, self.name()) {
+            Err(cause) => vec![Diagnostic::error(
                 "FSDP-01",
-                format!("backends.{}", self.name()),
+                path,
                 cause,
-                "the options are: reshard_after_forward (true or false)",
-            )
-        };
-        let options = Options::read(&job.config, self.name());
-        options.err().map(fault).into_iter().collect()
+                "the options are: reshard_after_forward (true, false or a number of ranks), prefetch (a number of \
+                 units), accumulate_unsharded (true or false), cpu_offload (true or false)",
+            )],
+            Ok(options) => uneven_groups(options, job, path).into_iter().collect(),
+        }
     }
 
     fn plan(&self, job: &JobSpec) -> Result<TrainPlan> {
@@ -98,4 +108,27 @@ impl Backend for Fsdp {
         })?;
         Ok(Box::new(FsdpEngine::new(plan, options, world, init)?))
     }
+}
+
+/// A number of ranks to reshard over that does not divide those of a shard group. What is wrong with these is another
+/// rule's.
+fn uneven_groups(options: Options, job: &JobSpec, path: String) -> Option<Diagnostic> {
+    let num_shards = job.mesh().ok()?.data_shard;
+    let Reshard::Group(n) = options.reshard_after_forward else {
+        return None;
+    };
+    let divides = options.reshard_after_forward.over(num_shards).is_some();
+    let divisors = (1..=num_shards).filter(|n| num_shards.is_multiple_of(*n));
+    let divisors: Vec<_> = divisors.map(|n| n.to_string()).collect();
+    (!divides).then(|| {
+        Diagnostic::error(
+            "FSDP-02",
+            format!("{path}.reshard_after_forward"),
+            format!("groups of {n} ranks, of the {num_shards} over which parameters are sharded"),
+            format!(
+                "write `true`, `false` or a divisor: {}",
+                divisors.join(", ")
+            ),
+        )
+    })
 }

@@ -6,7 +6,7 @@ use drivetrain_core::{
         StatePiece, StateReader, StateSlot, StateWriter, read_into, read_step, write_step,
     },
 };
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::{
     error::torch,
@@ -29,7 +29,9 @@ pub(crate) fn save(
             }
             for slot in StateSlot::ALL {
                 let part = unit.part(tensor(unit, slot), parameter);
-                let part = part.map_err(torch("save_state"))?;
+                let part = part
+                    .and_then(|part| part.f_to_device(Device::Cpu))
+                    .map_err(torch("save_state"))?;
                 writer.piece(StatePiece {
                     name: &spec.name,
                     slot,
@@ -47,6 +49,8 @@ pub(crate) fn save(
 pub(crate) fn load(units: &mut [Unit], reader: &dyn StateReader) -> Result<u64> {
     let step = read_step(reader)?;
     for unit in units {
+        // Another rank may still be reading these weights.
+        unit.weight = unit.weight.f_zeros_like().map_err(torch("load_state"))?;
         for parameter in 0..unit.layout.specs().len() {
             let elements = unit.layout.elements(unit.rank, parameter);
             if elements.is_empty() {
@@ -57,8 +61,13 @@ pub(crate) fn load(units: &mut [Unit], reader: &dyn StateReader) -> Result<u64> 
                 let mut part = unit
                     .part(tensor(unit, slot), parameter)
                     .map_err(torch("load_state"))?;
-                let target = floats_mut(&mut part).map_err(torch("load_state"))?;
+                // The same memory, where it is the host's.
+                let mut read = part.f_to_device(Device::Cpu).map_err(torch("load_state"))?;
+                let target = floats_mut(&mut read).map_err(torch("load_state"))?;
                 read_into(reader, name, slot, std::slice::from_ref(&elements), target)?;
+                if part.device() != Device::Cpu {
+                    part.f_copy_(&read).map_err(torch("load_state"))?;
+                }
             }
         }
         unit.gradient = None;

@@ -8,25 +8,28 @@ use drivetrain_core::{
     checkpoint::{SaveHandle, StateReader, StateWriter},
     communicator::Communicator,
     engine::{
-        Engine, ForwardBackwardReport, MemoryReport, OptimReport, ScoreRequest, StepOptions,
-        WeightInit, Weights,
+        Engine, ForwardBackwardReport, MemoryReport, OptimReport, Residency, ScoreRequest,
+        StepOptions, WeightInit, Weights,
     },
     moe::{ExpertBias, RouterLosses, no_expert_tokens},
     objective::{Objective, ObjectiveValue, TokenOutputs},
     plan::TrainPlan,
     weights::{SeededWeights, WeightSink, WeightSource},
 };
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::{
+    asked::{Asked, ask},
     checkpoint,
-    error::torch,
-    microbatch::{Asked, Forwarded, HeadGradients, Pass, ask},
+    device::{self, Offloaded},
+    error::{Torch, torch},
+    microbatch::{Forwarded, HeadGradients, Pass},
     model::{Packed, RopeTables, TokenGradients},
     optimizer::Optimizer,
     options::Options,
     router::RouterPass,
-    sharding::ShardGroup,
+    sharding::{Dtypes, ShardGroup},
+    shim,
     units::Units,
     warm_up::warm_up,
     weights,
@@ -45,6 +48,7 @@ pub(crate) struct FsdpEngine {
     bias: ExpertBias,
     /// Of the open step.
     expert_tokens: Vec<Vec<u64>>,
+    offloaded: Offloaded,
     /// Shards, root first, and the selection bias that goes with them.
     snapshots: BTreeMap<String, (Vec<Tensor>, ExpertBias)>,
 }
@@ -61,8 +65,10 @@ impl FsdpEngine {
         let threads = plan.config.parallel.threads(world.world_size());
         tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
         let _no_grad = tch::no_grad_guard();
-        let group = ShardGroup::new(&world, &plan.mesh)?;
-        let mut units = Units::new(&plan.model, &plan.config.moe, &group)?;
+        let device = device::open(&plan.config, world.rank())?;
+        let dtypes = Dtypes::new(&plan.config.precision);
+        let group = ShardGroup::new(&world, &plan.mesh, dtypes, options, device)?;
+        let mut units = Units::new(&plan.model, &plan.config, &group)?;
         let shards = match init {
             WeightInit::Seed(seed) => {
                 let drawn = SeededWeights::new(&plan.model, seed);
@@ -83,6 +89,7 @@ impl FsdpEngine {
             bias: ExpertBias::zeros(&plan.model),
             expert_tokens: no_expert_tokens(&plan.model),
             snapshots: BTreeMap::new(),
+            offloaded: Offloaded::default(),
             plan: plan.clone(),
             world,
         })
@@ -108,7 +115,8 @@ impl FsdpEngine {
         };
         let losses = RouterLosses::new(&self.plan.config, &self.plan.model);
         let mut outcome = Ok(());
-        for mut part in batch.iter_microbatches() {
+        let mut parts = batch.iter_microbatches().peekable();
+        while let Some(mut part) = parts.next() {
             if outcome.is_err() {
                 part = part.select(&[]);
             }
@@ -127,7 +135,10 @@ impl FsdpEngine {
                     .evaluate(&part, &packed, &forwarded, objective, totals, &mut report)
                     .map(|gradients| head = gradients);
             }
-            let pass = pass(&self.plan, &self.group, self.options, &self.bias);
+            let pass = Pass {
+                reduce: !self.options.accumulate_unsharded || parts.peek().is_none(),
+                ..pass(&self.plan, &self.group, self.options, &self.bias)
+            };
             pass.backward(&mut self.units, &packed, forwarded, head, &router)?;
         }
         self.world.agree("forward_backward", outcome)?;
@@ -179,7 +190,8 @@ impl FsdpEngine {
     }
 
     fn pack(&mut self, part: &Batch, scored: &[bool]) -> Result<Packed> {
-        Packed::new(part, scored, &self.plan.model, &mut self.rope)
+        let device = self.group.device();
+        Packed::new(part, scored, &self.plan.model, &mut self.rope, device)
     }
 
     fn pass(&self) -> Pass<'_> {
@@ -212,9 +224,13 @@ impl FsdpEngine {
         for spec in &mut specs {
             spec.dtype = dtype(spec.dtype);
         }
+        let on_host = shards.iter().map(|shard| shard.f_to_device(Device::Cpu));
+        let on_host: Vec<_> = on_host
+            .collect::<Torch<_>>()
+            .map_err(torch("export_weights"))?;
         let export = weights::Export {
             units: &self.units.all,
-            shards,
+            shards: on_host.iter().collect(),
             specs,
             version: self.optimizer.step,
         };
@@ -230,6 +246,7 @@ impl Engine for FsdpEngine {
         totals: &BatchTotals,
     ) -> Result<ForwardBackwardReport> {
         let started = Instant::now();
+        self.offloaded.train("forward_backward")?;
         let _no_grad = tch::no_grad_guard();
         let mut report = self
             .accumulate(batch, objective, totals)
@@ -239,6 +256,7 @@ impl Engine for FsdpEngine {
     }
 
     fn forward(&mut self, batch: &Batch, request: &ScoreRequest) -> Result<TokenOutputs> {
+        self.offloaded.score("forward")?;
         let _no_grad = tch::no_grad_guard();
         let mut outputs = TokenOutputs::default();
         for part in batch.iter_microbatches() {
@@ -259,6 +277,7 @@ impl Engine for FsdpEngine {
     }
 
     fn optim_step(&mut self, options: &StepOptions) -> Result<OptimReport> {
+        self.offloaded.train("optim_step")?;
         let _no_grad = tch::no_grad_guard();
         let answers = self.group.is_first_replica();
         let report = (self.optimizer).step(&mut self.units.all, &*self.world, answers, options)?;
@@ -337,6 +356,35 @@ impl Engine for FsdpEngine {
         Ok(())
     }
 
+    fn set_residency(&mut self, residency: Residency) -> Result<()> {
+        let home = |held_by_host: bool| match held_by_host {
+            true => Device::Cpu,
+            false => self.group.home(),
+        };
+        let moments = home(residency != Residency::Device);
+        let weights = home(residency == Residency::Offloaded);
+        let moved = |tensor: &mut Tensor, to: Device| -> Result<()> {
+            *tensor = tensor.f_to_device(to).map_err(torch("set_residency"))?;
+            Ok(())
+        };
+        for unit in &mut self.units.all {
+            moved(&mut unit.exp_avg, moments)?;
+            moved(&mut unit.exp_avg_sq, moments)?;
+            moved(&mut unit.weight, weights)?;
+        }
+        for (shards, _) in self.snapshots.values_mut() {
+            shards
+                .iter_mut()
+                .try_for_each(|shard| moved(shard, weights))?;
+        }
+        self.offloaded = Offloaded(residency);
+        if residency != Residency::Device {
+            self.rope = RopeTables::default();
+            shim::release_memory();
+        }
+        Ok(())
+    }
+
     fn memory(&self) -> MemoryReport {
         let floats = self.units.all.iter().map(|u| u.len() as u64 * 4).sum();
         MemoryReport {
@@ -362,7 +410,8 @@ fn pass<'a>(
     Pass {
         model: &plan.model,
         group,
-        reshard: options.reshard_after_forward,
+        prefetch: options.prefetch,
+        reduce: true,
         recompute: plan.config.recompute.full_layers,
         logits_budget: plan.config.logits_budget_bytes,
         bias,

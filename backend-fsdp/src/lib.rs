@@ -4,13 +4,15 @@
 //! their part alone. A unit (a block; or embedding, final norm and head) is made whole before it is used, freed after
 //! its forward pass, made whole again before its backward pass, and its gradient is summed into the parts.
 //!
-//! Reading order: `engine` (the step), `microbatch` (gather, forward, free; gather, backward, reduce), `sharding` (the
-//! collectives and who holds what), `model` (the transformer), `router`
+//! Reading order: `engine` (the step), `microbatch` (gather, forward, free; gather, backward, reduce), `overlap` (what is
+//! communicated meanwhile), `sharding` (the collectives and who holds what), `model` (the transformer), `router`
 //! (what trains a choice of experts), `optimizer`, and `shim` for what libtorch's Rust
 //! binding lacks.
 
+mod asked;
 mod backend;
 mod checkpoint;
+mod device;
 mod engine;
 mod error;
 mod host;
@@ -18,6 +20,7 @@ mod microbatch;
 mod model;
 mod optimizer;
 mod options;
+mod overlap;
 mod plan;
 mod router;
 mod sharding;

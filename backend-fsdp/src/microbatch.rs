@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use drivetrain_core::{
     Result,
-    batch::Batch,
     model::{ModelSpec, ParameterKind},
     moe::ExpertBias,
-    objective::TokenOutputs,
 };
 use tch::Tensor;
 
 use crate::{
+    asked::Asked,
     error::{Torch, torch},
-    model::{Block, Head, Normed, Packed, Root, Routing, Targets, TokenGradients, TokenScores},
+    model::{Block, Head, Normed, Packed, Root, Routing, TokenGradients, TokenScores},
+    overlap::{Coming, Leaving},
     router::RouterGradients,
-    sharding::{Gathered, ShardGroup},
+    sharding::{Event, Gathered, ShardGroup},
     shim,
     units::Units,
 };
@@ -25,8 +25,10 @@ use crate::{
 pub(crate) struct Pass<'a> {
     pub(crate) model: &'a ModelSpec,
     pub(crate) group: &'a ShardGroup,
-    /// Whether a block's whole weights are freed between its forward and backward.
-    pub(crate) reshard: bool,
+    /// Units whose gathers are under way while one is computed.
+    pub(crate) prefetch: usize,
+    /// Whether this micro-batch's gradients are reduced over ranks, with all that were accumulated before.
+    pub(crate) reduce: bool,
     /// Blocks whose activations are computed again in backward: the first ones.
     pub(crate) recompute: usize,
     /// Bytes for logits and what is derived from them.
@@ -35,14 +37,6 @@ pub(crate) struct Pass<'a> {
     pub(crate) bias: &'a ExpertBias,
     /// Whether routers' gradients are dropped.
     pub(crate) frozen_router: bool,
-}
-
-/// What the head is asked for.
-#[derive(Debug)]
-pub(crate) struct Asked {
-    pub(crate) temperature: f64,
-    pub(crate) entropy: bool,
-    pub(crate) targets: Targets,
 }
 
 /// A micro-batch after its forward pass through the blocks.
@@ -56,7 +50,7 @@ pub(crate) struct Forwarded {
 
 /// What a block keeps from forward to backward.
 #[derive(Debug)]
-struct Kept {
+pub(crate) struct Kept {
     /// `[T, D]`
     input: Tensor,
     /// With its graph, `[T, D]`; `None` is computed again.
@@ -87,12 +81,13 @@ pub(crate) struct HeadGradients {
 impl Pass<'_> {
     /// Forward with graphs kept. Collective, whatever the micro-batch holds.
     pub(crate) fn forward(&self, units: &Units, packed: &Packed) -> Result<Forwarded> {
-        let root = self.gather(units, 0, &units.all[0].weight)?;
+        let shards = units.weights();
+        let mut coming = Coming::default();
+        let root = coming.next(self, units, &shards)?;
         let mut blocks = Vec::with_capacity(self.model.num_layers());
         let mut x = self.embed(units, &root, packed)?;
         for layer in 0..self.model.num_layers() {
-            let unit = layer + 1;
-            let mut whole = self.gather(units, unit, &units.all[unit].weight)?;
+            let mut whole = coming.next(self, units, &shards)?;
             let kept = match &mut x {
                 Some(x) => {
                     let input = x.detach().set_requires_grad(true);
@@ -108,8 +103,10 @@ impl Pass<'_> {
                 }
                 None => None,
             };
-            if self.reshard && unit < self.model.num_layers() {
-                whole.free()?;
+            self.group.residents().note(Event::Forward, layer + 1);
+            // The last one's backward comes next.
+            if layer + 1 < self.model.num_layers() {
+                self.group.reshard(&mut whole)?;
             }
             blocks.push((whole, kept));
         }
@@ -129,10 +126,11 @@ impl Pass<'_> {
         packed: &Packed,
         asked: &Asked,
     ) -> Result<TokenScores> {
-        let root = self.gather(units, 0, shards[0])?;
+        let mut coming = Coming::default();
+        let root = coming.next(self, units, shards)?;
         let mut x = self.embed(units, &root, packed)?;
         for layer in 0..self.model.num_layers() {
-            let whole = self.gather(units, layer + 1, shards[layer + 1])?;
+            let whole = coming.next(self, units, shards)?;
             if let Some(x) = &mut x {
                 *x = self.block(units, layer, &whole, x, packed, false)?.0;
             }
@@ -205,16 +203,12 @@ impl Pass<'_> {
             d_x = Some(back.map_err(torch("norm_backward"))?);
             root_gradients = Some(head.root);
         }
+        let mut coming = Coming::default();
+        let mut leaving = Leaving::default();
         for layer in (0..self.model.num_layers()).rev() {
-            let unit = layer + 1;
-            let Some((mut whole, kept)) = forwarded.blocks.pop() else {
+            let Some((whole, kept)) = coming.next_again(self, units, &mut forwarded.blocks)? else {
                 break;
             };
-            self.group.gather_again(
-                &units.all[unit].layout,
-                &units.all[unit].weight,
-                &mut whole,
-            )?;
             let gradients = match (kept, &mut d_x) {
                 (Some(kept), Some(d_x)) => {
                     let back = (d_x, router.get(&layer));
@@ -223,7 +217,8 @@ impl Pass<'_> {
                 _ => None,
             };
             drop(whole);
-            self.group.reduce(&mut units.all[unit], gradients)?;
+            self.group.residents().note(Event::Backward, layer + 1);
+            leaving.add(self, units, layer + 1, gradients)?;
         }
         if let (Some(gradients), Some(d_x)) = (&mut root_gradients, d_x) {
             let root = self.root(units, &forwarded.root);
@@ -231,7 +226,8 @@ impl Pass<'_> {
                 .map_err(torch("embed_backward"))?;
         }
         drop(forwarded);
-        self.group.reduce(&mut units.all[0], root_gradients)
+        leaving.add(self, units, 0, root_gradients)?;
+        leaving.finish(self, units)
     }
 
     /// One block back: its parameters' gradients; `d_x` becomes that of its input.
@@ -267,10 +263,6 @@ impl Pass<'_> {
             }
         }
         Ok(gradients)
-    }
-
-    fn gather(&self, units: &Units, unit: usize, shard: &Tensor) -> Result<Gathered> {
-        self.group.gather(&units.all[unit].layout, shard)
     }
 
     fn root<'g>(&self, units: &Units, whole: &'g Gathered) -> Root<'g> {
@@ -354,94 +346,4 @@ impl Pass<'_> {
             .score(&normed.hidden, &asked.targets)
             .map_err(torch("head_forward"))
     }
-}
-
-impl TokenScores {
-    fn none(asked: &Asked) -> Self {
-        Self {
-            log_probs: Vec::new(),
-            entropy: asked.entropy.then(Vec::new),
-            log_probs_at: asked.targets.at.as_ref().map(|_| Vec::new()),
-        }
-    }
-
-    /// Scores in their tokens' places, 0 elsewhere.
-    pub(crate) fn spread(self, packed: &Packed, width_at: usize) -> TokenOutputs {
-        let spread = |values: Vec<f64>, width: usize| {
-            let mut all = vec![0.0; packed.num_tokens * width];
-            for (row, &token) in packed.scored.iter().enumerate() {
-                let from = &values[row * width..(row + 1) * width];
-                all[token * width..(token + 1) * width].copy_from_slice(from);
-            }
-            all
-        };
-        TokenOutputs {
-            log_probs: spread(self.log_probs, 1),
-            entropy: self.entropy.map(|v| spread(v, 1)),
-            log_probs_at: self.log_probs_at.map(|v| spread(v, width_at)),
-            values: None,
-        }
-    }
-}
-
-impl TokenGradients {
-    /// The scored tokens' derivatives out of those of all tokens.
-    pub(crate) fn select(
-        packed: &Packed,
-        log_probs: &[f64],
-        entropy: Option<&[f64]>,
-        log_probs_at: Option<(&[f64], usize)>,
-    ) -> Torch<Self> {
-        let select = |values: &[f64], width: usize| {
-            let rows: Vec<f32> = packed
-                .scored
-                .iter()
-                .flat_map(|&t| &values[t * width..(t + 1) * width])
-                .map(|&x| x as f32)
-                .collect();
-            Tensor::f_from_slice(&rows)?.f_view([packed.scored.len() as i64, width as i64])
-        };
-        Ok(Self {
-            log_probs: select(log_probs, 1)?,
-            entropy: entropy.map(|v| select(v, 1)).transpose()?,
-            log_probs_at: log_probs_at.map(|(v, k)| select(v, k)).transpose()?,
-        })
-    }
-}
-
-/// What the head is asked for on a micro-batch, and the number of further ids a token.
-///
-/// # Errors
-/// `Data` if the column of further ids is none; torch's.
-pub(crate) fn ask(
-    part: &Batch,
-    packed: &Packed,
-    temperature: f64,
-    entropy: bool,
-    log_probs_at: Option<&str>,
-) -> Result<(Asked, usize)> {
-    let (at, width) = match log_probs_at {
-        None => (None, 0),
-        Some(name) => {
-            let (ids, width) = part.token_ids(name)?;
-            let rows = packed.scored.iter();
-            let scored: Vec<i64> = rows
-                .flat_map(|&t| &ids[t * width..(t + 1) * width])
-                .copied()
-                .collect();
-            let shape = [packed.num_scored() as i64, width as i64];
-            let ids = Tensor::f_from_slice(&scored).and_then(|ids| ids.f_view(shape));
-            (Some(ids.map_err(torch("upload_batch"))?), width)
-        }
-    };
-    let targets = Targets {
-        tokens: packed.targets.shallow_clone(),
-        at,
-    };
-    let asked = Asked {
-        temperature,
-        entropy,
-        targets,
-    };
-    Ok((asked, width))
 }

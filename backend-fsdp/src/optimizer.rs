@@ -7,7 +7,7 @@ use drivetrain_core::{
     engine::{OptimReport, StepOptions},
     optim::{self, LearningRate, is_trained, weight_decay},
 };
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::{
     error::{Torch, torch},
@@ -114,7 +114,7 @@ fn sum_of_squares(unit: &Unit) -> Torch<f64> {
     let Some(gradient) = &unit.gradient else {
         return Ok(0.0);
     };
-    let mut total = Tensor::f_zeros([1], (Kind::Double, Device::Cpu))?;
+    let mut total = Tensor::f_zeros([1], (Kind::Double, gradient.device()))?;
     for part in gradient.f_split(STRETCH, 0)? {
         let part = part.f_to_kind(Kind::Double)?;
         let _ = total.f_add_(&part.f_dot(&part)?)?;

@@ -4,12 +4,12 @@ use drivetrain_core::{
     Result,
     config::{JobSpec, LoadBalancing},
     mesh::{DeviceMesh, MeshAxis},
-    model::{MlpSpec, ModelSpec, ParameterKind, ParameterSpec},
+    model::{MlpSpec, ParameterKind, ParameterSpec},
     moe::RouterLosses,
     plan::{PipelineKind, PlannedCollective, PlannedOp, Sizes, TrainPlan, stages},
 };
 
-use crate::options::Options;
+use crate::options::{AfterForward, Options};
 
 /// Resolves a job that `check` found no fault in.
 pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
@@ -25,77 +25,89 @@ pub(crate) fn plan(backend: &str, job: &JobSpec) -> Result<TrainPlan> {
         parameters: model.parameters(),
         stages: stages(model.num_layers(), &config.parallel)?,
         schedule: PipelineKind::from_config(&config.parallel),
-        ops: ops(model, sizes.tokens, sizes.longest.min(sizes.tokens)),
+        ops: ops(job, sizes.tokens, sizes.longest.min(sizes.tokens)),
         reference_tokens: sizes.tokens,
     })
 }
 
-/// Per micro-batch: root gathered once, blocks twice (but the last), all gradients scattered, and the load of experts
-/// where it is balanced over ranks. Per step: the norm.
+/// Per micro-batch: root gathered once, blocks twice (but the last) unless they stay whole, and the load of experts where
+/// it is balanced over ranks; all gradients are scattered, per micro-batch or per step. Per step: the norm.
 fn collectives(
     job: &JobSpec,
     mesh: &DeviceMesh,
     options: Options,
     num_microbatches: usize,
 ) -> Vec<PlannedCollective> {
-    let model = &job.model;
+    let (model, precision) = (&job.model, &job.config.precision);
     let specs = model.parameters();
-    let bytes = |layer: Option<usize>| {
+    let elements = |layer: Option<usize>| {
         let of = specs.iter().filter(|s| s.layer == layer);
-        (of.map(ParameterSpec::num_elements).sum::<usize>() * size_of::<f32>()) as u64
+        of.map(ParameterSpec::num_elements).sum::<usize>()
     };
     let mut list = Vec::new();
-    let mut add = |operation: &str, axis: MeshAxis, bytes: u64, count: usize| {
-        if mesh.size(axis) > 1 {
-            list.push(PlannedCollective {
-                operation: operation.to_owned(),
-                axis,
-                bytes,
-                count,
-                overlaps: None,
-            });
-        }
+    let mut add =
+        |operation: &str, axis: MeshAxis, bytes: usize, count: usize, overlaps: Option<&str>| {
+            if mesh.size(axis) > 1 && count > 0 {
+                list.push(PlannedCollective {
+                    operation: operation.to_owned(),
+                    axis,
+                    bytes: bytes as u64,
+                    count,
+                    overlaps: overlaps.map(str::to_owned),
+                });
+            }
+        };
+    let after = options.reshard_after_forward.over(mesh.data_shard);
+    let num_reductions = match options.accumulate_unsharded {
+        true => num_microbatches.min(1),
+        false => num_microbatches,
     };
+    let during = |pass: &'static str| (options.prefetch > 0).then_some(pass);
     let last = model.num_layers().checked_sub(1);
     for layer in std::iter::once(None).chain((0..model.num_layers()).map(Some)) {
-        let again = options.reshard_after_forward && layer.is_some() && layer != last;
-        let gathers = if again { 2 } else { 1 };
-        let bytes = bytes(layer);
-        add(
-            "all_gather",
-            MeshAxis::DataShard,
-            bytes,
-            gathers * num_microbatches,
-        );
-        add(
-            "reduce_scatter",
-            MeshAxis::DataShard,
-            bytes,
-            num_microbatches,
-        );
-        let shard = bytes / mesh.data_shard.max(1) as u64;
-        add(
-            "all_reduce",
-            MeshAxis::DataReplicate,
-            shard,
-            num_microbatches,
-        );
+        let (shard, elements) = (MeshAxis::DataShard, elements(layer));
+        // The root's comes first: there is nothing to hide it.
+        let forward = layer.and(during("forward"));
+        let bytes = elements * precision.compute.size();
+        add("all_gather", shard, bytes, num_microbatches, forward);
+        if layer.is_some() && layer != last {
+            let operation = match after {
+                None | Some(AfterForward::Keep) => None,
+                Some(AfterForward::Free) => Some("all_gather".to_owned()),
+                Some(AfterForward::Group(n)) => Some(format!("all_gather of {n} ranks")),
+            };
+            if let Some(operation) = operation {
+                add(
+                    &operation,
+                    shard,
+                    bytes,
+                    num_microbatches,
+                    during("backward"),
+                );
+            }
+        }
+        let backward = layer.and(during("backward"));
+        let bytes = elements * precision.reduce.size();
+        add("reduce_scatter", shard, bytes, num_reductions, backward);
+        let (replicate, bytes) = (MeshAxis::DataReplicate, bytes / mesh.data_shard.max(1));
+        add("all_reduce", replicate, bytes, num_reductions, None);
     }
     let losses = RouterLosses::new(&job.config, model);
     if losses.balancing == Some(LoadBalancing::Global) {
         let counts = losses.num_layers * losses.num_experts + 2;
-        let bytes = (counts * size_of::<f64>()) as u64;
+        let bytes = counts * size_of::<f64>();
         for axis in [MeshAxis::DataShard, MeshAxis::DataReplicate] {
-            add("all_reduce", axis, bytes, num_microbatches);
+            add("all_reduce", axis, bytes, num_microbatches, None);
         }
     }
-    add("all_reduce", MeshAxis::DataShard, 16, 1);
+    add("all_reduce", MeshAxis::DataShard, 16, 1, None);
     list
 }
 
 /// The matrix products and attention of one micro-batch; what autograd keeps for backward beside them is counted
 /// at the product that reads it.
-fn ops(model: &ModelSpec, tokens: usize, length: usize) -> Vec<PlannedOp> {
+fn ops(job: &JobSpec, tokens: usize, length: usize) -> Vec<PlannedOp> {
+    let (model, size) = (&job.model, job.config.precision.compute.size());
     let mut list = Vec::new();
     let mut add = |kind: &str, module: String, m: usize, n: usize, k: usize, saved: usize| {
         list.push(PlannedOp {
@@ -104,7 +116,7 @@ fn ops(model: &ModelSpec, tokens: usize, length: usize) -> Vec<PlannedOp> {
             m,
             n,
             k,
-            saved_bytes: (saved * size_of::<f32>()) as u64,
+            saved_bytes: (saved * size) as u64,
         });
     };
     for spec in model.parameters() {

@@ -122,7 +122,9 @@ impl RouterPass<'_> {
                     row.copy_from_slice(&groups[sequence.min(groups.len() - 1)]);
                 }
             }
-            let slopes = Tensor::f_from_slice(&rows)?.f_view([-1, num_experts as i64])?;
+            let slopes = Tensor::f_from_slice(&rows)?
+                .f_view([-1, num_experts as i64])?
+                .f_to_device(routing.probs.device())?;
             let loss = slopes
                 .f_mul(&double(&routing.probs)?)?
                 .f_sum(Kind::Double)?;
@@ -137,7 +139,8 @@ impl RouterPass<'_> {
             };
             let weights: Vec<_> = counted.sequence.iter().map(weight).collect();
             let log_sum = double(&routing.log_sum)?;
-            let slopes = Tensor::f_from_slice(&weights)?.f_mul(&log_sum)?;
+            let weights = Tensor::f_from_slice(&weights)?.f_to_device(log_sum.device())?;
+            let slopes = weights.f_mul(&log_sum)?;
             let loss = f64::try_from(&slopes.f_dot(&log_sum)?)? / self.losses.z_coefficient;
             report.metrics.sum(ROUTER_Z_LOSS, loss);
             gradients.log_sum = Some(slopes.f_mul_scalar(2.0)?.f_to_kind(kind)?);

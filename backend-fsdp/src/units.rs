@@ -1,6 +1,6 @@
 //! The model as units: the root, then the blocks.
 
-use drivetrain_core::{Error, ErrorKind, Result, config::MoeConfig, model::ModelSpec};
+use drivetrain_core::{Error, ErrorKind, Result, config::JobConfig, model::ModelSpec};
 use tch::Tensor;
 
 use crate::{
@@ -21,11 +21,12 @@ pub(crate) struct Units {
 
 impl Units {
     /// Cuts a model into units whose shards are all 0.
-    pub(crate) fn new(model: &ModelSpec, moe: &MoeConfig, group: &ShardGroup) -> Result<Self> {
+    pub(crate) fn new(model: &ModelSpec, config: &JobConfig, group: &ShardGroup) -> Result<Self> {
         let specs = model.parameters();
         let of = |layer: Option<usize>| {
             let chosen = specs.iter().filter(|s| s.layer == layer).cloned().collect();
-            Unit::zeros(UnitLayout::new(chosen, group.num_ranks()), group.rank())
+            let layout = UnitLayout::new(chosen, group.num_ranks());
+            Unit::zeros(layout, group.rank(), group.home())
         };
         let mut all = vec![of(None)?];
         for layer in 0..model.num_layers() {
@@ -41,7 +42,7 @@ impl Units {
         Ok(Self {
             all,
             root,
-            shape: BlockShape::new(model, moe),
+            shape: BlockShape::new(model, config),
         })
     }
 
@@ -54,6 +55,7 @@ impl Units {
     pub(crate) fn drop_gradients(&mut self) {
         for unit in &mut self.all {
             unit.gradient = None;
+            unit.unsharded = None;
         }
     }
 

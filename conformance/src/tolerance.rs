@@ -90,6 +90,30 @@ impl Tolerances {
         }
     }
 
+    /// Against the oracle, for an engine whose activations and whose weights in products are in a shorter `dtype`: sums,
+    /// softmax, the statistics of norms and the loss are in f32, and what comes of each is rounded once.
+    pub fn rounded(model: &ModelSpec, dtype: DType, magnitude: f64) -> Self {
+        // An activation, and the weight that it meets.
+        let (v, in_series) = (unit_roundoff(dtype), 2.0 * kept(model) as f64);
+        let log_prob = v * in_series.sqrt() * magnitude.max(1.0);
+        Self {
+            log_prob,
+            entropy: log_prob * log_vocab(model),
+            gradient: v * (3.0 * in_series).sqrt() * worst_of(model.num_parameters()),
+            by_layer: true,
+            weight_step: 2.0 * unit_roundoff(DType::F32),
+        }
+    }
+
+    /// The same for an engine that reduces gradients in `dtype`: each rank's is rounded, and their sum.
+    #[must_use]
+    pub fn reduced_in(self, dtype: DType) -> Self {
+        Self {
+            gradient: self.gradient + 2.0 * unit_roundoff(dtype),
+            ..self
+        }
+    }
+
     /// The same for an engine that keeps activations for backward in `dtype`.
     #[must_use]
     pub fn saved_in(self, dtype: DType, model: &ModelSpec) -> Self {

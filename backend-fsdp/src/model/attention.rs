@@ -2,16 +2,16 @@
 
 use tch::{Kind, Tensor};
 
-use super::packed::{Packed, Run};
+use super::packed::{Run, Runs};
 use crate::error::Torch;
 
-/// Turns pairs (i, i + E / 2) of every head by its token's angle. `[T, heads, E]`.
+/// Turns pairs (i, i + E / 2) of every head by its token's angle, in f32. `[T, heads, E]`.
 pub(super) fn rotate(x: &Tensor, (cos, sin): &(Tensor, Tensor)) -> Torch<Tensor> {
     let halves = x.f_chunk(2, -1)?;
     let (a, b) = (&halves[0], &halves[1]);
     let first = a.f_mul(cos)?.f_sub(&b.f_mul(sin)?)?;
     let second = b.f_mul(cos)?.f_add(&a.f_mul(sin)?)?;
-    Tensor::f_cat(&[first, second], -1)
+    Tensor::f_cat(&[first, second], -1)?.f_to_kind(x.f_kind()?)
 }
 
 /// `softmax(q k^T / sqrt(E)) v` within each sequence. q `[T, H, E]`, k and v `[T, K, E]`; returns `[T, H x E]`.
@@ -19,14 +19,13 @@ pub(super) fn attend(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    packed: &Packed,
+    Runs { runs, masks }: &Runs,
     window: Option<usize>,
 ) -> Torch<Tensor> {
-    let mut outputs = packed
-        .runs
+    let mut outputs = runs
         .iter()
         .map(|run| {
-            let mask = window.and_then(|w| packed.masks.get(&(run.length, w as i64)));
+            let mask = window.and_then(|w| masks.get(&(run.length, w as i64)));
             attend_run(q, k, v, *run, mask)
         })
         .collect::<Torch<Vec<_>>>()?;
@@ -73,6 +72,7 @@ fn attend_run(
         true => attend_exactly(&q, &k, &v, mask)?,
         false => {
             let causal = mask.is_none();
+            let mask = mask.map(|mask| mask.f_to_kind(q.kind())).transpose()?;
             Tensor::f_scaled_dot_product_attention(&q, &k, &v, mask, 0.0, causal, None, false)?
         }
     };
@@ -101,5 +101,5 @@ fn attend_exactly(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>) -> 
     scores
         .f_softmax(-1, None::<Kind>)?
         .f_matmul(&double(v)?)?
-        .f_to_kind(Kind::Float)
+        .f_to_kind(q.f_kind()?)
 }

@@ -2,7 +2,7 @@
 
 use drivetrain_core::{
     DType,
-    config::MoeConfig,
+    config::{JobConfig, RecomputeModule},
     model::{ModelSpec, MoeSpec, ParameterKind, ParameterSpec},
 };
 use tch::{Kind, Tensor};
@@ -13,7 +13,10 @@ use super::{
     experts::Experts,
     linear::linear,
 };
-use crate::{error::Torch, shim::rms_norm};
+use crate::{
+    error::Torch,
+    shim::{Recomputed, recomputed, rms_norm},
+};
 
 /// Sizes that all blocks share.
 #[derive(Debug, Clone, Copy)]
@@ -23,14 +26,37 @@ pub(crate) struct BlockShape {
     moe: Option<MoeSpec>,
     /// Of routers.
     router: Kind,
+    again: Again,
+}
+
+/// What is computed again in backward.
+#[derive(Debug, Clone, Copy)]
+struct Again {
+    attention_core: bool,
+    norm: bool,
+    mlp_activation: bool,
+    moe_activation: bool,
+}
+
+impl Again {
+    fn new(modules: &[RecomputeModule]) -> Self {
+        let has = |module| modules.contains(&module);
+        Self {
+            attention_core: has(RecomputeModule::AttentionCore),
+            norm: has(RecomputeModule::Norm),
+            mlp_activation: has(RecomputeModule::MlpActivation),
+            moe_activation: has(RecomputeModule::MoeActivation),
+        }
+    }
 }
 
 impl BlockShape {
-    /// Those of a model, its routers in the dtype that the job says.
-    pub(crate) fn new(model: &ModelSpec, moe: &MoeConfig) -> Self {
+    /// Those of a model, as the job says.
+    pub(crate) fn new(model: &ModelSpec, config: &JobConfig) -> Self {
         Self {
             moe: model.moe,
-            router: match moe.router_dtype {
+            again: Again::new(&config.recompute.modules),
+            router: match config.moe.router_dtype {
                 DType::F64 => Kind::Double,
                 _ => Kind::Float,
             },
@@ -70,14 +96,14 @@ impl<'a> Block<'a> {
 
     /// `x` `[T, D]` through attention and feed-forward, each added to its input; with experts also how they were chosen.
     pub(crate) fn forward(&self, x: &Tensor, packed: &Packed) -> Torch<(Tensor, Option<Routing>)> {
-        let x = x.f_add(&self.attention(&self.norm(x, "input_layernorm")?, packed)?)?;
-        let normed = self.norm(&x, "post_attention_layernorm")?;
+        let x = x.f_add(&self.attention(x, packed)?)?;
         let (fed, routing) = match self.experts() {
             Some(experts) => {
+                let normed = self.norm(&x, "post_attention_layernorm")?;
                 let (fed, routing) = experts.forward(&normed)?;
                 (fed, Some(routing))
             }
-            None => (self.feed_forward(&normed)?, None),
+            None => (self.feed_forward(&x)?, None),
         };
         Ok((x.f_add(&fed)?, routing))
     }
@@ -90,6 +116,7 @@ impl<'a> Block<'a> {
         Some(Experts {
             spec,
             kind: self.shape.router,
+            again: self.shape.again.moe_activation,
             bias: self.bias,
             router: self.parameters.get(router)?,
             weights: self.parameters.get(first..first + 3 * spec.num_experts)?,
@@ -97,21 +124,39 @@ impl<'a> Block<'a> {
     }
 
     fn attention(&self, x: &Tensor, packed: &Packed) -> Torch<Tensor> {
-        let heads = |name: &str| {
-            let projected = self.linear(x, &format!("self_attn.{name}_proj"))?;
-            projected.f_view([x.size()[0], -1, self.shape.head_dim])
-        };
-        let (q, k, v) = (heads("q")?, heads("k")?, heads("v")?);
+        let (x, again) = self.norm_again(x, "input_layernorm")?;
+        let project = |name: &str| self.linear(&x, &format!("self_attn.{name}_proj"));
+        let (q, k, v) = (project("q")?, project("k")?, project("v")?);
+        discard(again, &[&q, &k, &v])?;
+        let heads = |x: Tensor| x.f_view([x.size()[0], -1, self.shape.head_dim]);
+        let (q, k, v) = (heads(q)?, heads(k)?, heads(v)?);
         let q = rotate(&self.head_norm(q, "self_attn.q_norm")?, &packed.rotary)?;
         let k = rotate(&self.head_norm(k, "self_attn.k_norm")?, &packed.rotary)?;
-        let mixed = attend(&q, &k, &v, packed, self.window)?; // [T, H x E]
-        self.linear(&mixed, "self_attn.o_proj")
+        let (runs, window) = (packed.runs.clone(), self.window);
+        let core = move |t: &[Tensor]| attend(&t[0], &t[1], &t[2], &runs, window);
+        let inputs = [&q, &k, &v];
+        let (mixed, again) = maybe_again(self.shape.again.attention_core, &inputs, core)?; // [T, H x E]
+        let y = self.linear(&mixed, "self_attn.o_proj")?;
+        discard(again, &[&y])?;
+        Ok(y)
     }
 
     fn feed_forward(&self, x: &Tensor) -> Torch<Tensor> {
-        let gate = self.linear(x, "mlp.gate_proj")?.f_silu()?; // [T, F]
-        let up = self.linear(x, "mlp.up_proj")?;
-        self.linear(&gate.f_mul(&up)?, "mlp.down_proj")
+        let (x, again) = self.norm_again(x, "post_attention_layernorm")?;
+        let gate = self.linear(&x, "mlp.gate_proj")?; // [T, F]
+        let up = self.linear(&x, "mlp.up_proj")?;
+        discard(again, &[&gate, &up])?;
+        let (h, again) = swiglu(self.shape.again.mlp_activation, &gate, &up)?;
+        let y = self.linear(&h, "mlp.down_proj")?;
+        discard(again, &[&y])?;
+        Ok(y)
+    }
+
+    /// The norm that linear layers read.
+    fn norm_again(&self, x: &Tensor, module: &str) -> Torch<(Tensor, Option<Recomputed>)> {
+        let eps = self.shape.eps;
+        let norm = move |t: &[Tensor]| rms_norm(&t[0], &t[1], eps);
+        maybe_again(self.shape.again.norm, &[x, self.weight(module)?], norm)
     }
 
     fn linear(&self, x: &Tensor, module: &str) -> Torch<Tensor> {
@@ -146,4 +191,31 @@ impl<'a> Block<'a> {
         let at = self.specs.iter().position(|spec| ends(&spec.name))?;
         self.parameters.get(at)
     }
+}
+
+/// `silu(gate) up`, perhaps computed again.
+pub(super) fn swiglu(
+    again: bool,
+    gate: &Tensor,
+    up: &Tensor,
+) -> Torch<(Tensor, Option<Recomputed>)> {
+    maybe_again(again, &[gate, up], |t| t[0].f_silu()?.f_mul(&t[1]))
+}
+
+fn maybe_again(
+    again: bool,
+    inputs: &[&Tensor],
+    part: impl Fn(&[Tensor]) -> Torch<Tensor> + 'static,
+) -> Torch<(Tensor, Option<Recomputed>)> {
+    if again {
+        let (output, recomputed) = recomputed(inputs, part)?;
+        return Ok((output, Some(recomputed)));
+    }
+    let inputs: Vec<_> = inputs.iter().map(|t| t.shallow_clone()).collect();
+    Ok((part(&inputs)?, None))
+}
+
+/// Frees what is computed again, now that these were computed from it.
+pub(super) fn discard(again: Option<Recomputed>, consumers: &[&Tensor]) -> Torch<()> {
+    again.map_or(Ok(()), |again| again.discard(consumers))
 }

@@ -5,7 +5,10 @@
 use drivetrain_core::model::MoeSpec;
 use tch::{Kind, Tensor};
 
-use super::linear::linear;
+use super::{
+    block::{discard, swiglu},
+    linear::linear,
+};
 use crate::error::Torch;
 
 /// A layer's router and experts.
@@ -14,6 +17,8 @@ pub(super) struct Experts<'a> {
     pub(super) spec: MoeSpec,
     /// Of the router's logits, softmax and choice.
     pub(super) kind: Kind,
+    /// Whether what is between an expert's matrices is computed again in backward.
+    pub(super) again: bool,
     /// Added to the softmax where experts are chosen, `[X]`.
     pub(super) bias: Option<&'a [f64]>,
     /// `[X, D]`.
@@ -71,7 +76,7 @@ impl Experts<'_> {
 
     /// The router's, `[T, X]`.
     fn logits(&self, x: &Tensor) -> Torch<Tensor> {
-        if self.kind == Kind::Float {
+        if (self.kind, x.f_kind()?) == (Kind::Float, Kind::Float) {
             return linear(x, self.router, None, x.size()[0]);
         }
         let router = self.router.f_to_kind(self.kind)?;
@@ -83,6 +88,7 @@ impl Experts<'_> {
         let mut scores = probs.f_detach()?;
         if let Some(bias) = self.bias {
             let bias = Tensor::f_from_slice(bias)?.f_to_kind(self.kind)?;
+            let bias = bias.f_to_device(scores.device())?;
             scores = scores.f_add(&bias)?;
         }
         let (_, order) = scores.f_sort_stable(true, 1, true)?;
@@ -104,9 +110,12 @@ impl Experts<'_> {
         for (weights, count) in self.weights.chunks_exact(3).zip(counts) {
             let rows = rows.f_narrow(0, at, count)?;
             at += count;
-            let gate = linear(&rows, &weights[0])?.f_silu()?; // [n, F]
+            let gate = linear(&rows, &weights[0])?; // [n, F]
             let up = linear(&rows, &weights[1])?;
-            outputs.push(linear(&gate.f_mul(&up)?, &weights[2])?);
+            let (h, again) = swiglu(self.again, &gate, &up)?;
+            let y = linear(&h, &weights[2])?;
+            discard(again, &[&y])?;
+            outputs.push(y);
         }
         Tensor::f_cat(&outputs, 0)
     }

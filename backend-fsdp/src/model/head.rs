@@ -1,11 +1,12 @@
-//! Logits to log-probs, entropies and back, in chunks of rows that stay within a budget.
+//! Logits to log-probs, entropies and back, in chunks of rows that stay within a budget. Products are in the dtype of
+//! what comes in, all else in f32.
 //!
 //! With `z` the logits over the temperature and `p = softmax(z)`: `log_prob = z[target] - log sum exp z`,
 //! `entropy = log sum exp z - sum p z`, and for a loss with derivatives `a = d/d log_prob`, `b = d/d entropy`,
 //! `c_k = d/d log_prob_at[k]`: `dz = a onehot(target) + sum_k c_k onehot(id_k) - p (a + sum_k c_k)
 //! - b p (log p + entropy)`.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::{error::Torch, host::floats};
 
@@ -91,8 +92,13 @@ impl Head<'_> {
                 },
                 self.temperature,
             )?;
+            let d_logits = d_logits.f_to_kind(input.f_kind()?)?;
             let _ = d_logits.f_mm_out(&cut(&d_hidden)?, self.weight)?;
-            let _ = d_weight.f_addmm_(&d_logits.f_tr()?, &input)?;
+            if input.f_kind()? == Kind::Float {
+                let _ = d_weight.f_addmm_(&d_logits.f_tr()?, &input)?;
+            } else {
+                let _ = d_weight.f_add_(&d_logits.f_tr()?.f_mm(&input)?)?;
+            }
         }
         Ok((scores, d_hidden))
     }
@@ -119,7 +125,9 @@ impl Head<'_> {
     }
 
     fn chunk(&self, hidden: &Tensor, targets: &Targets) -> Torch<Chunk> {
-        let mut logits = hidden.f_mm(&self.weight.f_tr()?)?; // [S', V]
+        let logits = hidden.f_mm(&self.weight.f_tr()?)?; // [S', V]
+        // What follows is in f32, whatever the product was in.
+        let mut logits = logits.f_to_kind(Kind::Float)?;
         if self.temperature != 1.0 {
             let _ = logits.f_mul_scalar_(1.0 / self.temperature)?;
         }
@@ -201,7 +209,7 @@ struct Chunk {
 impl Chunk {
     fn append_to(&self, scores: &mut TokenScores) -> Torch<()> {
         let append = |to: &mut Vec<f64>, from: &Tensor| -> Torch<()> {
-            let values = from.f_contiguous()?;
+            let values = from.f_contiguous()?.f_to_device(Device::Cpu)?;
             to.extend(floats(&values)?.iter().map(|&x| f64::from(x)));
             Ok(())
         };
@@ -259,8 +267,6 @@ impl Chunk {
 
 #[cfg(test)]
 mod tests {
-    use tch::Device;
-
     use super::*;
     use crate::shim;
 

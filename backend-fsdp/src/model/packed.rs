@@ -1,9 +1,12 @@
 //! A micro-batch as tensors: ids, rotary tables, runs of equal lengths, window masks, scored rows.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use drivetrain_core::{Result, batch::Batch, model::ModelSpec};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::error::{Torch, torch};
 
@@ -30,6 +33,12 @@ pub(crate) struct Packed {
     pub(crate) targets: Tensor,
     /// cos and sin by token, each `[T, 1, E / 2]`.
     pub(super) rotary: (Tensor, Tensor),
+    pub(super) runs: Arc<Runs>,
+}
+
+/// Who attends to whom.
+#[derive(Debug)]
+pub(super) struct Runs {
     /// All sequences, in runs of equal length.
     pub(super) runs: Vec<Run>,
     /// Additive masks `[L, L]` by (L, window), where a window is shorter than a sequence.
@@ -46,8 +55,9 @@ impl Packed {
         scored: &[bool],
         model: &ModelSpec,
         rope: &mut RopeTables,
+        device: Device,
     ) -> Result<Self> {
-        Self::upload(batch, scored, model, rope).map_err(torch("upload_batch"))
+        Self::upload(batch, scored, model, rope, device).map_err(torch("upload_batch"))
     }
 
     fn upload(
@@ -55,6 +65,7 @@ impl Packed {
         scored: &[bool],
         model: &ModelSpec,
         rope: &mut RopeTables,
+        device: Device,
     ) -> Torch<Self> {
         let ids: Vec<i64> = batch.tokens().iter().map(|&t| i64::from(t)).collect();
         let scored: Vec<usize> = (0..scored.len()).filter(|&t| scored[t]).collect();
@@ -70,19 +81,23 @@ impl Packed {
         for run in &runs {
             for window in windows.iter().map(|&w| w as i64) {
                 if run.length > window {
-                    masks.insert((run.length, window), window_mask(run.length, window)?);
+                    masks.insert(
+                        (run.length, window),
+                        window_mask(run.length, window)?.f_to_device(device)?,
+                    );
                 }
             }
         }
         Ok(Self {
             num_tokens: ids.len(),
-            tokens: Tensor::f_from_slice(&ids)?,
-            predictors: Tensor::f_from_slice(&predictors)?,
-            targets: Tensor::f_from_slice(&targets)?.f_view([-1, 1])?,
+            tokens: Tensor::f_from_slice(&ids)?.f_to_device(device)?,
+            predictors: Tensor::f_from_slice(&predictors)?.f_to_device(device)?,
+            targets: Tensor::f_from_slice(&targets)?
+                .f_view([-1, 1])?
+                .f_to_device(device)?,
             scored,
-            rotary: rope.select(model, &batch.positions())?,
-            runs,
-            masks,
+            rotary: rope.select(model, &batch.positions(), device)?,
+            runs: Arc::new(Runs { runs, masks }),
         })
     }
 
@@ -111,9 +126,9 @@ fn runs(lengths: &[usize]) -> Vec<Run> {
 
 /// 0 where row i sees column j (`0 <= i - j < window`), else minus infinity.
 fn window_mask(length: i64, window: i64) -> Torch<Tensor> {
-    let hidden = Tensor::f_ones([length, length], (Kind::Bool, tch::Device::Cpu))?;
+    let hidden = Tensor::f_ones([length, length], (Kind::Bool, Device::Cpu))?;
     let hidden = hidden.f_tril(-window)?.f_logical_or(&hidden.f_triu(1)?)?;
-    Tensor::f_zeros([length, length], (Kind::Float, tch::Device::Cpu))?
+    Tensor::f_zeros([length, length], (Kind::Float, Device::Cpu))?
         .f_masked_fill_(&hidden, f64::NEG_INFINITY)
 }
 
@@ -125,7 +140,12 @@ pub(crate) struct RopeTables {
 }
 
 impl RopeTables {
-    fn select(&mut self, model: &ModelSpec, positions: &[u32]) -> Torch<(Tensor, Tensor)> {
+    fn select(
+        &mut self,
+        model: &ModelSpec,
+        positions: &[u32],
+        device: Device,
+    ) -> Torch<(Tensor, Tensor)> {
         let needed = positions.iter().max().map_or(1, |&p| p as usize + 1);
         let half = (model.head_dim / 2) as i64;
         let (cos, sin) = match &self.tables {
@@ -140,8 +160,8 @@ impl RopeTables {
         let positions: Vec<i64> = positions.iter().map(|&p| p.into()).collect();
         let index = Tensor::f_from_slice(&positions)?;
         Ok((
-            cos.f_index_select(0, &index)?,
-            sin.f_index_select(0, &index)?,
+            cos.f_index_select(0, &index)?.f_to_device(device)?,
+            sin.f_index_select(0, &index)?.f_to_device(device)?,
         ))
     }
 }

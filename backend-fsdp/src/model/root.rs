@@ -1,7 +1,7 @@
 //! The root unit: embedding, final norm and head.
 
 use drivetrain_core::model::{ModelSpec, ParameterKind, ParameterSpec};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::Packed;
 use crate::{
@@ -75,12 +75,10 @@ impl<'a> Root<'a> {
         })
     }
 
-    /// All-zero gradients of the root's parameters.
+    /// All-zero gradients of the root's parameters, in f32: rows of an embedding's and chunks of a head's add up there.
     pub(crate) fn zero_gradients(&self) -> Torch<Vec<Tensor>> {
-        self.parameters
-            .iter()
-            .map(|p| p.f_detach()?.f_zeros_like())
-            .collect()
+        let zeros = |p: &Tensor| Tensor::f_zeros(p.size().as_slice(), (Kind::Float, p.device()));
+        self.parameters.iter().map(zeros).collect()
     }
 
     /// The gradient that the head adds to.
@@ -112,7 +110,11 @@ impl<'a> Root<'a> {
         packed: &Packed,
         gradients: &mut [Tensor],
     ) -> Torch<()> {
-        let _ = gradients[self.index.embedding].f_index_add_(0, &packed.tokens, d_x)?;
+        let _ = gradients[self.index.embedding].f_index_add_(
+            0,
+            &packed.tokens,
+            &d_x.f_to_kind(Kind::Float)?,
+        )?;
         Ok(())
     }
 }

@@ -14,44 +14,95 @@ use crate::{
     shim,
 };
 
-/// How many gathered units a rank holds, and the most it held at once.
+/// How many gathered units a rank holds, and the most it held at once. A unit counts from the start of its gather.
 #[derive(Debug, Default)]
 pub(crate) struct Residents {
     units: AtomicUsize,
     bytes: AtomicU64,
     peak_units: AtomicUsize,
     peak_bytes: AtomicU64,
+    #[cfg(test)]
+    events: std::sync::Mutex<Vec<(Event, usize)>>,
+}
+
+/// What a rank does to a unit, for tests of the order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Its all-gather starts.
+    Gather,
+    /// It was waited for.
+    Gathered,
+    /// It was computed.
+    Forward,
+    /// It was computed backward.
+    Backward,
+    /// Its reduction starts.
+    Reduce,
+    /// It was waited for.
+    Reduced,
 }
 
 impl Residents {
+    /// Notes what has happened to a unit.
+    #[cfg_attr(not(test), allow(clippy::unused_self))]
+    pub(crate) fn note(&self, event: Event, unit: usize) {
+        #[cfg(test)]
+        self.events.lock().unwrap().push((event, unit));
+        #[cfg(not(test))]
+        let _ = (event, unit);
+    }
+}
+
+#[cfg(test)]
+impl Residents {
+    /// What happened, in its order.
+    pub(crate) fn events(&self) -> Vec<(Event, usize)> {
+        self.events.lock().unwrap().clone()
+    }
+
     /// Units gathered now.
-    #[cfg(test)]
     pub(crate) fn units(&self) -> usize {
         self.units.load(Ordering::Relaxed)
     }
 
     /// The most units gathered at once.
-    #[cfg(test)]
     pub(crate) fn peak_units(&self) -> usize {
         self.peak_units.load(Ordering::Relaxed)
     }
 
     /// The most bytes gathered at once.
-    #[cfg(test)]
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::Relaxed)
     }
+}
 
-    fn enter(&self, bytes: u64) {
-        let units = self.units.fetch_add(1, Ordering::Relaxed) + 1;
-        let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.peak_units.fetch_max(units, Ordering::Relaxed);
-        self.peak_bytes.fetch_max(bytes, Ordering::Relaxed);
+/// Counts a unit as gathered for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Resident {
+    residents: Arc<Residents>,
+    bytes: u64,
+}
+
+impl Resident {
+    pub(super) fn new(residents: &Arc<Residents>, bytes: usize) -> Self {
+        let bytes = bytes as u64;
+        let units = residents.units.fetch_add(1, Ordering::Relaxed) + 1;
+        let held = residents.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        residents.peak_units.fetch_max(units, Ordering::Relaxed);
+        residents.peak_bytes.fetch_max(held, Ordering::Relaxed);
+        Self {
+            residents: residents.clone(),
+            bytes,
+        }
     }
+}
 
-    fn leave(&self, bytes: u64) {
-        self.units.fetch_sub(1, Ordering::Relaxed);
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+impl Drop for Resident {
+    fn drop(&mut self) {
+        self.residents.units.fetch_sub(1, Ordering::Relaxed);
+        self.residents
+            .bytes
+            .fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -61,38 +112,30 @@ impl Residents {
 pub(crate) struct Gathered {
     pub(super) flat: Tensor,
     parameters: Vec<Tensor>,
-    bytes: u64,
-    live: bool,
-    /// `None` where the memory is the shard's own (one rank), which is never freed.
-    residents: Option<Arc<Residents>>,
+    pub(super) memory: Memory,
+    /// This rank's part of what was freed, where its group keeps that.
+    pub(super) part: Option<Tensor>,
+}
+
+/// Whose memory a gathered unit lies in.
+#[derive(Debug)]
+pub(super) enum Memory {
+    /// Its own.
+    Own(#[expect(dead_code, reason = "counts for as long as it lives")] Resident),
+    /// None.
+    Freed,
+    /// The shard's, which is the whole unit where there is one rank, and is never freed.
+    Shard,
 }
 
 impl Gathered {
-    /// Whole parameters in memory of their own.
-    pub(super) fn owned(
-        flat: Tensor,
-        layout: &UnitLayout,
-        residents: &Arc<Residents>,
-    ) -> Torch<Self> {
-        let bytes = (layout.full_len() * size_of::<f32>()) as u64;
-        residents.enter(bytes);
+    /// Whole parameters.
+    pub(super) fn new(flat: Tensor, layout: &UnitLayout, memory: Memory) -> Torch<Self> {
         Ok(Self {
             parameters: leaves(&flat, layout)?,
             flat,
-            bytes,
-            live: true,
-            residents: Some(residents.clone()),
-        })
-    }
-
-    /// The shard itself, which is the whole unit where there is one rank.
-    pub(super) fn alias(shard: &Tensor, layout: &UnitLayout) -> Torch<Self> {
-        Ok(Self {
-            parameters: leaves(shard, layout)?,
-            flat: shard.shallow_clone(),
-            bytes: 0,
-            live: true,
-            residents: None,
+            memory,
+            part: None,
         })
     }
 
@@ -102,34 +145,19 @@ impl Gathered {
     }
 
     /// Gives the memory back; the graph keeps naming it.
-    pub(crate) fn free(&mut self) -> Result<()> {
-        if let (Some(residents), true) = (&self.residents, self.live) {
+    pub(super) fn free(&mut self) -> Result<()> {
+        if matches!(self.memory, Memory::Own(_)) {
             shim::resize_storage(&self.flat, 0).map_err(torch("free_unit"))?;
-            residents.leave(self.bytes);
-            self.live = false;
+            self.memory = Memory::Freed;
         }
         Ok(())
     }
 
-    /// Takes memory again, unfilled. Returns whether it has to be filled.
-    pub(super) fn allocate(&mut self) -> Torch<bool> {
-        match &self.residents {
-            Some(residents) if !self.live => {
-                shim::resize_storage(&self.flat, self.bytes as usize)?;
-                residents.enter(self.bytes);
-                self.live = true;
-                Ok(true)
-            }
-            _ => Ok(false),
-        }
-    }
-}
-
-impl Drop for Gathered {
-    fn drop(&mut self) {
-        if let (Some(residents), true) = (&self.residents, self.live) {
-            residents.leave(self.bytes);
-        }
+    /// Takes memory again, to be filled.
+    pub(super) fn allocate(&mut self, resident: Resident) -> Torch<()> {
+        shim::resize_storage(&self.flat, resident.bytes as usize)?;
+        self.memory = Memory::Own(resident);
+        Ok(())
     }
 }
 

@@ -21,18 +21,22 @@ pub(crate) struct Unit {
     pub(crate) exp_avg_sq: Tensor,
     /// Gradient summed over data-parallel ranks and micro-batches, `[shard]`.
     pub(crate) gradient: Option<Tensor>,
+    /// This rank's gradient of the whole unit summed over micro-batches, where it is not reduced yet: rank after rank,
+    /// each one's shard.
+    pub(crate) unsharded: Option<Tensor>,
 }
 
 impl Unit {
     /// A unit whose shard is all 0.
-    pub(crate) fn zeros(layout: UnitLayout, rank: usize) -> Result<Self> {
+    pub(crate) fn zeros(layout: UnitLayout, rank: usize, device: Device) -> Result<Self> {
         let len = layout.shard_len(rank);
-        let zeros = || zeros(len).map_err(torch("allocate_unit"));
+        let zeros = || zeros(len, device).map_err(torch("allocate_unit"));
         Ok(Self {
             weight: zeros()?,
             exp_avg: zeros()?,
             exp_avg_sq: zeros()?,
             gradient: None,
+            unsharded: None,
             layout,
             rank,
         })
@@ -50,10 +54,10 @@ impl Unit {
     }
 }
 
-pub(super) fn zeros(len: usize) -> Torch<Tensor> {
-    Tensor::f_zeros([len as i64], (Kind::Float, Device::Cpu))
+pub(super) fn zeros(len: usize, device: Device) -> Torch<Tensor> {
+    Tensor::f_zeros([len as i64], (Kind::Float, device))
 }
 
-pub(super) fn empty(len: usize) -> Torch<Tensor> {
-    Tensor::f_empty([len as i64], (Kind::Float, Device::Cpu))
+pub(super) fn empty(len: usize, kind: Kind, device: Device) -> Torch<Tensor> {
+    Tensor::f_empty([len as i64], (kind, device))
 }

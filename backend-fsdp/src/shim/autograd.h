@@ -12,6 +12,9 @@ struct TensorList {
   std::vector<at::Tensor> tensors;
   void push(const at::Tensor& tensor) { tensors.push_back(tensor); }
   size_t size() const { return tensors.size(); }
+  std::unique_ptr<at::Tensor> get(size_t index) const {
+    return std::make_unique<at::Tensor>(tensors.at(index));
+  }
   std::unique_ptr<at::Tensor> take(size_t index) {
     return std::make_unique<at::Tensor>(std::move(tensors.at(index)));
   }

@@ -23,6 +23,7 @@ mod ffi {
         fn tensor_list() -> UniquePtr<TensorList>;
         fn push(self: Pin<&mut TensorList>, tensor: &Tensor);
         fn size(self: &TensorList) -> usize;
+        fn get(self: &TensorList, index: usize) -> Result<UniquePtr<Tensor>>;
         fn take(self: Pin<&mut TensorList>, index: usize) -> Result<UniquePtr<Tensor>>;
         fn gradients(
             outputs: &TensorList,
@@ -48,11 +49,59 @@ mod ffi {
         include!("linear.h");
         fn exact_linear(x: &Tensor, weight: &Tensor) -> Result<UniquePtr<Tensor>>;
 
+        include!("recompute.h");
+        type Recomputed;
+        fn recomputed(inputs: &TensorList, segment: Box<Segment>) -> Result<UniquePtr<Recomputed>>;
+        fn output(self: &Recomputed) -> UniquePtr<Tensor>;
+        fn discard(self: Pin<&mut Recomputed>, consumers: &TensorList) -> Result<()>;
+
         include!("rms_norm.h");
         fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<UniquePtr<Tensor>>;
 
         include!("storage.h");
         fn resize_storage(tensor: &Tensor, bytes: usize) -> Result<()>;
+        fn release_memory();
+    }
+
+    #[namespace = "drivetrain"]
+    extern "Rust" {
+        type Segment;
+        fn run(self: &Segment, inputs: &TensorList) -> Result<UniquePtr<Tensor>>;
+    }
+}
+
+/// A part of a block, as a function of tensors.
+struct Segment(Box<dyn Fn(&[Tensor]) -> Torch<Tensor>>);
+
+impl Segment {
+    fn run(&self, inputs: &ffi::TensorList) -> Torch<cxx::UniquePtr<ffi::Tensor>> {
+        let inputs = (0..inputs.size()).map(|i| inputs.get(i).map(own).map_err(thrown));
+        (self.0)(&inputs.collect::<Torch<Vec<_>>>()?).map(give)
+    }
+}
+
+/// What came of a part whose inside is computed again in backward.
+#[must_use = "its memory is kept until it is discarded"]
+pub(crate) struct Recomputed(cxx::UniquePtr<ffi::Recomputed>);
+
+/// Runs a part of a block that keeps nothing for backward but its inputs; its inside is computed again there. With its
+/// output, which may be discarded too.
+pub(crate) fn recomputed(
+    inputs: &[&Tensor],
+    part: impl Fn(&[Tensor]) -> Torch<Tensor> + 'static,
+) -> Torch<(Tensor, Recomputed)> {
+    let inputs = list(inputs.iter().copied());
+    let part = Box::new(Segment(Box::new(part)));
+    let recomputed = ffi::recomputed(&inputs, part).map_err(thrown)?;
+    Ok((own(recomputed.output()), Recomputed(recomputed)))
+}
+
+impl Recomputed {
+    /// Frees the output's memory, which is filled again when the gradient of any of these is known: whatever was computed
+    /// from it and reads it in its own backward. Where no graph is kept, nothing happens.
+    pub(crate) fn discard(mut self, consumers: &[&Tensor]) -> Torch<()> {
+        let consumers = list(consumers.iter().copied());
+        self.0.pin_mut().discard(&consumers).map_err(thrown)
     }
 }
 
@@ -78,7 +127,7 @@ pub(crate) fn exact_linear(x: &Tensor, weight: &Tensor) -> Torch<Tensor> {
 }
 
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dim (Zhang and Sennrich 2019), with its own backward: one pass a
-/// direction, sums in f64. x `[.., D]`, weight `[D]`, both f32 in host memory.
+/// direction, sums in f64, in host memory; elsewhere libtorch's own. x `[.., D]`, weight `[D]`, both f32 or both bf16.
 pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Torch<Tensor> {
     ffi::rms_norm(borrow(x), borrow(weight), eps)
         .map(own)
@@ -125,6 +174,11 @@ pub(crate) fn resize_storage(tensor: &Tensor, bytes: usize) -> Torch<()> {
     ffi::resize_storage(borrow(tensor), bytes).map_err(thrown)
 }
 
+/// Gives memory that the heap holds and nobody uses back to the system.
+pub(crate) fn release_memory() {
+    ffi::release_memory();
+}
+
 fn list<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> cxx::UniquePtr<ffi::TensorList> {
     let mut list = ffi::tensor_list();
     for tensor in tensors {
@@ -148,9 +202,68 @@ fn own(tensor: cxx::UniquePtr<ffi::Tensor>) -> Tensor {
     unsafe { Tensor::from_ptr(tensor.into_raw().cast()) }
 }
 
+/// The reverse of [`own`].
+fn give(tensor: Tensor) -> cxx::UniquePtr<ffi::Tensor> {
+    let pointer = tensor.as_ptr().cast::<ffi::Tensor>().cast_mut();
+    std::mem::forget(tensor);
+    // SAFETY: tch made the `at::Tensor` behind the pointer with `new` and forgot it; C++ deletes it, once.
+    unsafe { cxx::UniquePtr::from_raw(pointer) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `(silu(x) x) w^T`, with what is in brackets kept, computed again, and discarded.
+    #[test]
+    fn what_is_computed_again_gives_the_same_gradients() {
+        let options = (tch::Kind::Float, tch::Device::Cpu);
+        let wave = |shape: [i64; 2]| (Tensor::arange(shape[0] * shape[1], options) * 0.3).sin();
+        let x = wave([5, 4]).view([5, 4]).set_requires_grad(true);
+        let w = wave([3, 4]).view([3, 4]).set_requires_grad(true);
+        let dy = wave([5, 3]).view([5, 3]);
+        let inner = |x: &Tensor| x.f_silu()?.f_mul(x);
+        let kept = inner(&x).unwrap().matmul(&w.tr());
+        let expected = gradients(&[(&kept, &dy)], &[&x, &w]).unwrap();
+        for discarded in [false, true] {
+            let (h, again) = recomputed(&[&x], move |t| inner(&t[0])).unwrap();
+            let y = h.matmul(&w.tr());
+            assert!(y.equal(&kept));
+            if discarded {
+                again.discard(&[&y]).unwrap();
+                assert!(h.data_ptr().is_null());
+            }
+            let found = gradients(&[(&y, &dy)], &[&x, &w]).unwrap();
+            assert!(found[0].equal(&expected[0]) && found[1].equal(&expected[1]));
+            assert!(!h.data_ptr().is_null());
+        }
+        tch::no_grad(|| {
+            let (h, again) = recomputed(&[&x], move |t| inner(&t[0])).unwrap();
+            let y = h.matmul(&w.tr());
+            again.discard(&[&y]).unwrap();
+            assert!(!h.data_ptr().is_null() && y.equal(&kept));
+        });
+    }
+
+    #[test]
+    fn a_part_that_fails_forward_or_backward_is_an_error() {
+        let x = Tensor::from_slice(&[1.0f32]).set_requires_grad(true);
+        let fails = || Err(TchError::Torch("told so".to_owned()));
+        assert!(recomputed(&[&x], move |_| fails()).is_err());
+        let calls = std::cell::Cell::new(0);
+        let (y, _) = recomputed(&[&x], move |t| {
+            calls.set(calls.get() + 1);
+            if calls.get() == 1 {
+                t[0].f_silu()
+            } else {
+                fails()
+            }
+        })
+        .unwrap();
+        let dy = Tensor::from_slice(&[1.0f32]);
+        let error = gradients(&[(&y, &dy)], &[&x]).unwrap_err();
+        assert!(error.to_string().contains("told so"), "{error}");
+    }
 
     #[test]
     fn a_freed_weight_is_put_back_before_backward() {
@@ -176,6 +289,31 @@ mod tests {
             Vec::<f32>::try_from(g[1].flatten(0, -1)).unwrap(),
             [1.0, 2.0, 10.0, 20.0]
         );
+    }
+
+    #[test]
+    fn rms_norm_of_bf16_is_that_of_its_values_rounded_once() {
+        let wave = |shape: &[i64]| {
+            let options = (tch::Kind::Float, tch::Device::Cpu);
+            let angles = Tensor::arange(shape.iter().product::<i64>(), options) * 0.7;
+            angles.sin().view(shape).to_kind(tch::Kind::BFloat16)
+        };
+        let [x, weight, dy] = [wave(&[140, 13]), wave(&[13]), wave(&[140, 13])];
+        let run = |kind| {
+            let leaf = |t: &Tensor| t.to_kind(kind).detach().set_requires_grad(true);
+            let (x, weight) = (leaf(&x), leaf(&weight));
+            let y = rms_norm(&x, &weight, 1e-5).unwrap();
+            let mut all = gradients(&[(&y, &dy.to_kind(kind))], &[&x, &weight]).unwrap();
+            all.push(y.detach());
+            all
+        };
+        let (found, wide) = (run(tch::Kind::BFloat16), run(tch::Kind::Float));
+        for (found, wide) in found.iter().zip(&wide) {
+            assert_eq!(found.kind(), tch::Kind::BFloat16);
+            let rounded = wide.to_kind(tch::Kind::BFloat16);
+            assert!(found.equal(&rounded), "{found} {rounded}");
+        }
+        assert!(rms_norm(&x, &weight.to_kind(tch::Kind::Float), 1e-5).is_err());
     }
 
     #[test]

@@ -8,4 +8,7 @@ namespace drivetrain {
 // version counter moves: autograd does not take it for a change.
 void resize_storage(const at::Tensor& tensor, size_t bytes);
 
+// Gives memory that the heap holds and nobody uses back to the system.
+void release_memory();
+
 }  // namespace drivetrain

@@ -30,5 +30,6 @@ fn read_unit(unit: &Unit, source: &dyn WeightSource) -> Result<Tensor> {
         let run = rows.start * width..rows.end * width;
         read_into(source, &spec.name, std::slice::from_ref(&run), target)?;
     }
-    Ok(shard)
+    let home = unit.weight.device();
+    shard.f_to_device(home).map_err(torch("import_weights"))
 }

@@ -15,7 +15,7 @@ use super::{
     five_steps::optimizer,
     layouts::each_axis,
     one_rank::{bad_batch, failed_import, failed_objective, unlike_shares},
-    snapshots::{bf16_survives, export_and_import, imported_snapshot, snapshot},
+    snapshots::{bf16_survives, export_and_import, imported_snapshot, offloaded, snapshot},
     step::Setting,
 };
 use crate::{
@@ -68,6 +68,11 @@ pub(super) fn cases() -> Vec<Case> {
             add("schedule_and_override", needs.clone(), schedule);
             add("export_and_import", needs.clone(), export_and_import);
             add("bf16_survives", needs.clone(), bf16_survives);
+            let offload = Needs {
+                offload: true,
+                ..snapshots.clone()
+            };
+            add("offload", offload, offloaded);
             add("snapshot", snapshots.clone(), snapshot);
             add("imported_snapshot", snapshots, imported_snapshot);
         }

@@ -3,6 +3,7 @@
 mod against_oracle;
 mod awkward;
 mod checkpoints;
+mod compute_bf16;
 mod cross_engine;
 mod engine_state;
 mod experts;
@@ -46,6 +47,7 @@ pub fn all(backends: &[Arc<dyn Backend>]) -> Vec<Case> {
         uneven::cases(),
         lost_rank::cases(),
         many_layouts::cases(),
+        compute_bf16::cases(),
         saved_activations::cases(),
         generated::cases(),
         objectives::cases(),

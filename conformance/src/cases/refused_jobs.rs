@@ -16,7 +16,7 @@ use crate::{
 /// A wish, whether a capability claims it, and how a job says it.
 type Wish = (&'static str, fn(&Capability) -> bool, fn(&mut JobSpec));
 
-const WISHES: [Wish; 22] = [
+const WISHES: [Wish; 23] = [
     (
         "tensor_parallel",
         |c| c.tensor_parallel.is_some(),
@@ -59,6 +59,11 @@ const WISHES: [Wish; 22] = [
         "compute_bf16",
         |c| c.compute.contains(&DType::Bf16),
         |job| job.config.precision.compute = DType::Bf16,
+    ),
+    (
+        "reduce_bf16",
+        |c| c.reduce.contains(&DType::Bf16),
+        |job| job.config.precision.reduce = DType::Bf16,
     ),
     (
         "saved_activations_bf16",

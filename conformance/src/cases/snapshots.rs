@@ -81,6 +81,40 @@ pub(super) fn snapshot(fixture: &Fixture, findings: &mut Findings) -> Result<()>
     Ok(())
 }
 
+/// State goes to host memory and comes back: what needs it on the device is refused meanwhile, and nothing else changes.
+pub(super) fn offloaded(fixture: &Fixture, findings: &mut Findings) -> Result<()> {
+    let plain = fixture.plainly_trained()?;
+    let moved = fixture.trained(|rank, _| {
+        for residency in [Residency::OptimizerOffloaded, Residency::Offloaded] {
+            rank.engine.set_residency(residency)?;
+            rank.engine.set_residency(Residency::Device)?;
+        }
+        Ok(())
+    })?;
+    equal(findings, "weights after offloading", &moved, &plain);
+    let tag = Weights::Tag("old".to_owned());
+    let (before, refused, scored, exported) = fixture.run(|rank| {
+        rank.engine.snapshot("old")?;
+        let before = fixture.score(rank, &tag)?;
+        let mut refused = Vec::new();
+        let mut ask = |asked: Result<()>| refused.push(asked.err().map(|e| e.kind()));
+        rank.engine.set_residency(Residency::OptimizerOffloaded)?;
+        ask(fixture.accumulate(rank, 0).map(drop));
+        let scored = fixture.score(rank, &tag)?;
+        rank.engine.set_residency(Residency::Offloaded)?;
+        ask(fixture.accumulate(rank, 0).map(drop));
+        ask(fixture.score(rank, &tag).map(drop));
+        let exported = weights(&mut rank.engine, &tag)?;
+        Ok((before, refused, scored, exported))
+    })?;
+    let all = refused == vec![Some(ErrorKind::CallOrder); 3];
+    findings.fact("what needs the state on the device is out of order", all);
+    findings.check("scores", "", &scored, &before, Bound::Exact);
+    let first = Setting::new(&fixture.model, fixture.subject.settings.seed)?;
+    equal(findings, "weights", &exported, &tensors(&first.weights));
+    Ok(())
+}
+
 pub(super) fn imported_snapshot(fixture: &Fixture, findings: &mut Findings) -> Result<()> {
     let tag = Weights::Tag("teacher".to_owned());
     let teacher = crate::fixture::weights(&fixture.model, fixture.subject.settings.seed + 1)?;

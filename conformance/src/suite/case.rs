@@ -46,6 +46,8 @@ pub struct Needs {
     pub log_probs_at: bool,
     /// Snapshots.
     pub snapshots: bool,
+    /// State that moves to host memory.
+    pub offload: bool,
     /// Saving and loading state.
     pub checkpoints: bool,
     /// Exporting gradients.
@@ -94,6 +96,7 @@ impl Needs {
             (self.entropy, claims.entropy, "entropy"),
             (self.log_probs_at, claims.log_probs_at, "log_probs_at"),
             (self.snapshots, claims.snapshots, "snapshots"),
+            (self.offload, claims.offload, "offload"),
             (self.checkpoints, claims.checkpoints, "checkpoints"),
             (
                 self.export_gradients,

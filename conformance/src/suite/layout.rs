@@ -16,6 +16,10 @@ pub struct Layout {
     pub full_layers: usize,
     /// Modules of every layer that are computed again in backward.
     pub modules: &'static [RecomputeModule],
+    /// What is computed in, if not what the suite takes of what a backend claims.
+    pub compute: Option<DType>,
+    /// What gradients are reduced in, if not f32.
+    pub reduce: Option<DType>,
     /// What activations are kept in for backward, if not as they were computed.
     pub saved_activations: Option<DType>,
     /// How much a micro-batch may hold.
@@ -54,6 +58,8 @@ impl Layout {
             parallel,
             full_layers: 0,
             modules: &[],
+            compute: None,
+            reduce: None,
             saved_activations: None,
             limit: MicrobatchLimit::All,
         }
@@ -72,6 +78,24 @@ impl Layout {
     #[must_use]
     pub fn modules(self, modules: &'static [RecomputeModule]) -> Self {
         Self { modules, ..self }
+    }
+
+    /// Computing in this dtype.
+    #[must_use]
+    pub fn compute(self, dtype: DType) -> Self {
+        Self {
+            compute: Some(dtype),
+            ..self
+        }
+    }
+
+    /// Reducing gradients in this dtype.
+    #[must_use]
+    pub fn reduce(self, dtype: DType) -> Self {
+        Self {
+            reduce: Some(dtype),
+            ..self
+        }
     }
 
     /// With activations kept in this dtype.
@@ -102,7 +126,10 @@ impl Layout {
             threads_per_rank: config.parallel.threads_per_rank,
             ..self.parallel
         };
-        config.precision.saved_activations = self.saved_activations;
+        let precision = &mut config.precision;
+        precision.compute = self.compute.unwrap_or(precision.compute);
+        precision.reduce = self.reduce.unwrap_or(precision.reduce);
+        precision.saved_activations = self.saved_activations;
         config.recompute = RecomputeConfig {
             modules: self.modules.to_vec(),
             full_layers: self.full_layers,
@@ -173,6 +200,16 @@ pub(super) const CLAIMS: &[LayoutClaim] = &[
         name: "recompute.selective",
         claimed: |c| c.recompute.selective,
         used: |l| !l.modules.is_empty(),
+    },
+    LayoutClaim {
+        name: "compute.bf16",
+        claimed: |c| c.compute.contains(&DType::Bf16),
+        used: |l| l.compute == Some(DType::Bf16),
+    },
+    LayoutClaim {
+        name: "reduce.bf16",
+        claimed: |c| c.reduce.contains(&DType::Bf16),
+        used: |l| l.reduce == Some(DType::Bf16),
     },
     LayoutClaim {
         name: "saved_activations.bf16",

@@ -13,6 +13,7 @@
 //! | [`numerics`] | ask in what precision, in what order, and how exactly |
 //! | [`tolerances`] | ask how far two right engines may be apart |
 //! | [`engines`] | want the design of the two engines, side by side |
+//! | [`fsdp`] | choose options of that engine: what each does to memory, communication and numbers |
 //! | [`writing_an_engine`] | add an engine |
 //! | [`writing_an_objective`] | add a loss |
 //! | [`errors`] | meet an exit code, or write an error |
@@ -49,6 +50,9 @@ pub mod tolerances {}
 
 #[doc = include_str!("engines.md")]
 pub mod engines {}
+
+#[doc = include_str!("fsdp.md")]
+pub mod fsdp {}
 
 #[doc = include_str!("writing_an_engine.md")]
 pub mod writing_an_engine {}

@@ -140,7 +140,7 @@ pub(super) const RULES: &[Rule] = &[
                 "device",
                 &format!("the device `{name}`"),
                 "write `cpu`, or use a program built with cargo's feature of the device (`cuda`), where the backend \
-                 has one",
+                 has one, or with LIBTORCH set to a libtorch with CUDA, where the backend computes with that",
                 |c| c.devices.contains(name),
             );
         },
