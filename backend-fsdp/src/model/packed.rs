@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    rc::Rc,
 };
 
 use drivetrain_core::{Result, batch::Batch, model::ModelSpec};
@@ -33,7 +33,7 @@ pub(crate) struct Packed {
     pub(crate) targets: Tensor,
     /// cos and sin by token, each `[T, 1, E / 2]`.
     pub(super) rotary: (Tensor, Tensor),
-    pub(super) runs: Arc<Runs>,
+    pub(super) runs: Rc<Runs>,
 }
 
 /// Who attends to whom.
@@ -97,7 +97,7 @@ impl Packed {
                 .f_to_device(device)?,
             scored,
             rotary: rope.select(model, &batch.positions(), device)?,
-            runs: Arc::new(Runs { runs, masks }),
+            runs: Rc::new(Runs { runs, masks }),
         })
     }
 

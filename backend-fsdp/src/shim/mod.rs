@@ -71,7 +71,9 @@ mod ffi {
 }
 
 /// A part of a block, as a function of tensors.
-struct Segment(Box<dyn Fn(&[Tensor]) -> Torch<Tensor>>);
+struct Segment(Box<Part>);
+
+type Part = dyn Fn(&[Tensor]) -> Torch<Tensor>;
 
 impl Segment {
     fn run(&self, inputs: &ffi::TensorList) -> Torch<cxx::UniquePtr<ffi::Tensor>> {
