@@ -126,3 +126,79 @@ fn weights_that_are_not_finite_are_neither_saved_nor_exported() {
         }
     }
 }
+
+/// C14: other data, or another order of it, is refused before anything is written; the position would mean other
+/// sequences.
+#[test]
+fn other_data_is_refused_before_anything_is_written() {
+    let job = Job::new();
+    job.run(&["train", "job.yaml"]).exits(0);
+    let files = [
+        "run/metrics.jsonl",
+        "run/job.yaml",
+        "run/checkpoints/step-00000005/manifest.json",
+    ];
+    let before = files.map(|name| job.text(name));
+    let shorter: Vec<String> = job
+        .text("data.jsonl")
+        .lines()
+        .skip(1)
+        .map(str::to_owned)
+        .collect();
+    job.write("other.jsonl", &shorter.join("\n"));
+    for (set, part) in [
+        ("data.train=other.jsonl", "another data set"),
+        ("data.shuffle=false", "another data set"),
+        ("seed=9", "another order"),
+    ] {
+        let resume = [
+            "train", "job.yaml", "--resume", "--set", "steps=9", "--set", set,
+        ];
+        job.run(&resume).exits(3).says(&[part, "help"]);
+        assert_eq!(files.map(|name| job.text(name)), before, "{set}");
+    }
+    let left = std::fs::read_dir(job.path("run/checkpoints"))
+        .unwrap()
+        .count();
+    assert_eq!(left, 2);
+    job.run(&["train", "job.yaml", "--resume", "--set", "steps=9"])
+        .exits(0);
+}
+
+/// Saves that go on beside the training: bit for bit the run that waits for each, and one that is stopped loses none.
+#[test]
+fn asynchronous_saves_change_nothing() {
+    for engine in engines() {
+        let job = Job::new();
+        let backend = format!("backend={engine}");
+        let beside = "checkpoint={every: 1, keep: 9, asynchronous: true}";
+        let train = |output: &str, more: &[&str]| {
+            let output = format!("output={output}");
+            let sets = [
+                "--set",
+                &backend,
+                "--set",
+                "parallel.data_parallel_size=2",
+                "--set",
+                &output,
+            ];
+            job.run(&[&["train", "job.yaml"][..], &sets, more].concat())
+                .exits(0)
+        };
+        train("waits", &["--set", "checkpoint.every=1"]);
+        train("beside", &["--set", beside, "--set", "steps=3"]);
+        train("beside", &["--set", beside, "--resume"]);
+        assert_eq!(
+            job.metric("waits", "loss"),
+            job.metric("beside", "loss"),
+            "{engine}"
+        );
+        for step in 1..=5 {
+            for rank in 0..2 {
+                let file = format!("checkpoints/step-{step:08}/rank-{rank:05}.safetensors");
+                let of = |run: &str| std::fs::read(job.path(run).join(&file)).unwrap();
+                assert!(of("waits") == of("beside"), "{engine}: {file}");
+            }
+        }
+    }
+}

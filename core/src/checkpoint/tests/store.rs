@@ -205,3 +205,19 @@ fn a_place_that_cannot_be_written_is_named_on_every_rank() {
         assert!(text.contains("file/below"), "{text}");
     }
 }
+
+/// R03: not a hang, and not at the timeout.
+#[test]
+fn a_save_that_only_one_rank_calls_is_an_error_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::new(folder.path());
+    let began = std::time::Instant::now();
+    let error = run_ranks(4, TIMEOUT, |comm| match comm.rank() {
+        0 => store.writer(1, &comm, &identity()).map(drop),
+        _ => Ok(()),
+    })
+    .unwrap_err();
+    assert!(began.elapsed() < TIMEOUT / 4, "{:?}", began.elapsed());
+    assert_eq!(error.kind(), ErrorKind::RankLost);
+    assert!(entries(folder.path()).is_empty());
+}
