@@ -17,6 +17,7 @@ mod communicator;
 pub mod environment;
 mod exchange;
 mod frame;
+pub mod in_one_process;
 mod rendezvous;
 mod shim;
 mod store;

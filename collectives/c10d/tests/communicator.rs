@@ -1,15 +1,17 @@
 //! Every case of the suite of communicators over Gloo: each rank with a connection of its own, all in this process.
 
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
     sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
 
-use drivetrain_c10d::{Rendezvous, Store, connect};
-use drivetrain_conformance::communicator::{Launch, RankMain, communicator_cases};
+use drivetrain_c10d::{
+    Rendezvous, Store, connect,
+    in_one_process::{RankMain, run_once},
+};
+use drivetrain_conformance::communicator::{Launch, communicator_cases};
 use drivetrain_core::{
     DType, Error, ErrorKind, Result,
     communicator::{Communicator, ReduceOp},
@@ -31,49 +33,10 @@ fn rendezvous(rank: usize, world_size: usize, port: u16, timeout: Duration) -> R
     }
 }
 
-/// As a launcher does it: the store is nobody's rank's.
-fn launch(world_size: usize, timeout: Duration, body: RankMain<'_>) -> Result<()> {
-    let store = Store::serve(0, 3 * PATIENCE)?;
-    let port = store.port();
-    let first: Mutex<Option<Error>> = Mutex::default();
-    thread::scope(|scope| {
-        for rank in 0..world_size {
-            let first = &first;
-            scope.spawn(move || {
-                // Long enough to meet, whatever the operations' own timeout.
-                let meet = Rendezvous {
-                    meeting_timeout: 3 * PATIENCE,
-                    ..rendezvous(rank, world_size, port, timeout)
-                };
-                let outcome = connect(&meet).and_then(|world| {
-                    let body = || body(world.clone());
-                    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-                        Err(Error::new(ErrorKind::RankLost, "run_rank", "a panic"))
-                    });
-                    if let Err(error) = &outcome {
-                        world.abort(error);
-                    }
-                    outcome
-                });
-                if let Err(error) = outcome {
-                    let mut first = first.lock().unwrap();
-                    if first
-                        .as_ref()
-                        .is_none_or(|kept| kept.is_secondary() && !error.is_secondary())
-                    {
-                        *first = Some(error);
-                    }
-                }
-            });
-        }
-    });
-    first.into_inner().unwrap().map_or(Ok(()), Err)
-}
-
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn each(world_size: usize, body: RankMain<'_>) -> std::result::Result<(), Failed> {
-    launch(world_size, PATIENCE, body).map_err(|error| error.to_string().into())
+    run_once(world_size, PATIENCE, body).map_err(|error| error.to_string().into())
 }
 
 /// A rank, what it reduced, and its part of a reduction that was scattered.
@@ -143,7 +106,7 @@ fn stages_go_on_whoever_is_waited_for() -> std::result::Result<(), Failed> {
 fn who_is_stuck_is_named() -> std::result::Result<(), Failed> {
     let errors: Mutex<Vec<(usize, Error)>> = Mutex::default();
     let timeout = Duration::from_secs(3);
-    let outcome = launch(3, timeout, &|world| {
+    let outcome = run_once(3, timeout, &|world| {
         world.barrier()?;
         let outcome = match world.rank() {
             // Waits for 1, which waits for 2, which sleeps.
@@ -227,7 +190,7 @@ fn meetings_that_fail_say_why() -> std::result::Result<(), Failed> {
 type Test = fn() -> std::result::Result<(), Failed>;
 
 fn main() -> ExitCode {
-    let over_gloo: Launch = Arc::new(launch);
+    let over_gloo: Launch = Arc::new(run_once);
     let mut cases = communicator_cases("gloo", &over_gloo);
     let own: [(&str, Test); 4] = [
         ("the_bits_of_thread_ranks", the_bits_of_thread_ranks),

@@ -115,6 +115,7 @@ impl Needs {
             backend: backend.clone(),
             settings: super::Settings::default(),
             moe: self.moe,
+            transport: super::Transport::default(),
         };
         let layouts = || std::iter::once(&self.layout).chain(&self.also);
         let jobs = self.models.iter().flat_map(|model| {

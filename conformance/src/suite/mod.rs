@@ -15,7 +15,7 @@ use std::{
     time::Instant,
 };
 
-use drivetrain_core::{Error, ErrorKind, Result, engine::Backend};
+use drivetrain_core::{Error, ErrorKind, Result, config::MoeConfig, engine::Backend};
 use libtest_mimic::{Failed, Trial};
 
 pub use args::SuiteArgs;
@@ -23,9 +23,9 @@ pub use case::{Case, Claims, Needs};
 pub use faulty::Fault;
 pub use findings::{CaseReport, Findings};
 pub use layout::Layout;
-pub use subject::{Rank, Settings, Subject};
+pub use subject::{Rank, Settings, Subject, Transport};
 
-use crate::{cases, fixture::Random};
+use crate::{cases, communicator::Launch, fixture::Random};
 
 /// How many of the cases of which there are many a run takes.
 pub const SAMPLE: usize = 40;
@@ -36,6 +36,7 @@ pub struct Suite {
     backends: Vec<Arc<dyn Backend>>,
     groups: Vec<String>,
     at_least: usize,
+    transport: Transport,
 }
 
 /// How a run ended.
@@ -82,6 +83,7 @@ impl Suite {
             backends,
             groups: Vec::new(),
             at_least: 1,
+            transport: Transport::default(),
         }
     }
 
@@ -89,6 +91,13 @@ impl Suite {
     #[must_use]
     pub fn groups(mut self, groups: &[&str]) -> Self {
         self.groups = groups.iter().map(|&g| g.to_owned()).collect();
+        self
+    }
+
+    /// With ranks that this starts, instead of threads.
+    #[must_use]
+    pub fn over(mut self, launch: Launch) -> Self {
+        self.transport = Transport::new(launch);
         self
     }
 
@@ -157,7 +166,13 @@ impl Suite {
                 experts.retain(|claim| !(claim.used)(&case.needs.moe));
             }
             let count = selected.len();
-            let trial = |case| trial(case, backend, args.settings, reports.clone());
+            let subject = Subject {
+                backend: backend.clone(),
+                settings: args.settings,
+                moe: MoeConfig::default(),
+                transport: self.transport.clone(),
+            };
+            let trial = |case| trial(case, &subject, reports.clone());
             trials.extend(selected.into_iter().map(trial));
             let unjudged = claims.iter().map(|c| c.name);
             let unjudged = unjudged.chain(experts.iter().map(|c| c.name));
@@ -235,18 +250,9 @@ fn sample(cases: &mut Vec<Case>, seed: u64) {
     cases.retain(|case| !case.sampled || drawn.iter().any(|(_, name)| *name == case.name));
 }
 
-fn trial(
-    case: Case,
-    backend: &Arc<dyn Backend>,
-    settings: Settings,
-    reports: Arc<Mutex<Vec<CaseReport>>>,
-) -> Trial {
-    let subject = Subject {
-        backend: backend.clone(),
-        settings,
-        moe: case.needs.moe,
-    };
-    let name = format!("{}::{}", backend.name(), case.name);
+fn trial(case: Case, subject: &Subject, reports: Arc<Mutex<Vec<CaseReport>>>) -> Trial {
+    let subject = subject.with_moe(case.needs.moe);
+    let name = format!("{}::{}", subject.backend.name(), case.name);
     Trial::test(name, move || {
         let report = run_case(&case, &subject);
         let error = report.error.clone();

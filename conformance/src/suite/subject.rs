@@ -1,6 +1,11 @@
 //! The backend under test, and how a case runs it on some ranks.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use drivetrain_core::{
     DType, Result,
@@ -16,6 +21,7 @@ use drivetrain_core::{
 use serde_json::json;
 
 use super::faulty::Fault;
+use crate::communicator::Launch;
 
 /// How long ranks may wait for each other in a case.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -41,6 +47,31 @@ impl Default for Settings {
     }
 }
 
+/// How the ranks of a case are started: as threads, unless said otherwise.
+#[derive(Clone)]
+pub struct Transport(Launch);
+
+impl Transport {
+    /// Ranks that this starts.
+    pub fn new(launch: Launch) -> Self {
+        Self(launch)
+    }
+}
+
+impl Default for Transport {
+    fn default() -> Self {
+        Self(Arc::new(|world_size, timeout, body| {
+            run_ranks(world_size, timeout, body).map(drop)
+        }))
+    }
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Transport")
+    }
+}
+
 /// The backend under test.
 #[derive(Debug, Clone)]
 pub struct Subject {
@@ -50,6 +81,8 @@ pub struct Subject {
     pub settings: Settings,
     /// What its jobs say of experts.
     pub moe: MoeConfig,
+    /// How its ranks are started.
+    pub transport: Transport,
 }
 
 /// One rank of a running engine.
@@ -111,6 +144,7 @@ impl Subject {
             backend: Arc::new(backend),
             settings: Settings::default(),
             moe: MoeConfig::default(),
+            transport: Transport::default(),
         }
     }
 
@@ -128,8 +162,7 @@ impl Subject {
     pub fn other(&self, backend: Arc<dyn Backend>) -> Self {
         Self {
             backend,
-            settings: self.settings,
-            moe: self.moe,
+            ..self.clone()
         }
     }
 
@@ -195,7 +228,9 @@ impl Subject {
         body: &(dyn Fn(&mut Rank) -> Result<T> + Sync),
     ) -> Result<Vec<T>> {
         let mesh = job.mesh()?;
-        run_ranks(mesh.world_size(), TIMEOUT, |world| {
+        let outcomes = Mutex::new(BTreeMap::new());
+        let Transport(launch) = &self.transport;
+        launch(mesh.world_size(), TIMEOUT, &|world| {
             let fault = Arc::new(Fault::new(world.clone()));
             let intercepted = Intercepted::new(world.clone(), fault.clone());
             let (engine, plan) = build_engine(&*self.backend, job, Arc::new(intercepted), init())?;
@@ -206,7 +241,16 @@ impl Subject {
                 world,
                 fault,
             };
-            body(&mut rank)
-        })
+            let number = rank.world.rank();
+            let outcome = body(&mut rank)?;
+            let mut outcomes = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+            outcomes.insert(number, outcome);
+            Ok(())
+        })?;
+        let outcomes = outcomes.into_inner();
+        Ok(outcomes
+            .unwrap_or_else(PoisonError::into_inner)
+            .into_values()
+            .collect())
     }
 }
