@@ -12,7 +12,7 @@ use std::{
 use drivetrain::{
     conformance::{
         fixture::dense,
-        suite::{Settings, Subject},
+        suite::{Settings, Subject, Transport},
     },
     core::{
         DType, Result,
@@ -131,6 +131,7 @@ fn the_extra_peak_is_two_buckets_and_the_largest_tensor() {
             backend,
             settings: Settings::default(),
             moe: MoeConfig::default(),
+            transport: Transport::default(),
         };
         for (ranks, dtype) in [
             (1, DType::F32),
