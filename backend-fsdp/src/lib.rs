@@ -7,7 +7,7 @@
 //! Reading order: `engine` (the step), `microbatch` (gather, forward, free; gather, backward, reduce), `overlap` (what is
 //! communicated meanwhile), `sharding` (the collectives and who holds what), `model` (the transformer), `router`
 //! (what trains a choice of experts), `optimizer`, and `shim` for what libtorch's Rust
-//! binding lacks.
+//! binding lacks. What each option does and costs: [`manual`].
 
 mod asked;
 mod backend;
@@ -16,6 +16,8 @@ mod device;
 mod engine;
 mod error;
 mod host;
+#[doc = include_str!("manual.md")]
+pub mod manual {}
 mod microbatch;
 mod model;
 mod optimizer;

@@ -51,9 +51,6 @@ pub mod tolerances {}
 #[doc = include_str!("engines.md")]
 pub mod engines {}
 
-#[doc = include_str!("fsdp.md")]
-pub mod fsdp {}
-
 #[doc = include_str!("writing_an_engine.md")]
 pub mod writing_an_engine {}
 

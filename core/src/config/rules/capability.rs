@@ -139,8 +139,8 @@ pub(super) const RULES: &[Rule] = &[
                 faults,
                 "device",
                 &format!("the device `{name}`"),
-                "write `cpu`, or use a program built with cargo's feature of the device (`cuda`), where the backend \
-                 has one, or with LIBTORCH set to a libtorch with CUDA, where the backend computes with that",
+                "write `cpu`, or use a program that was built for the device: with cargo's feature of it (`cuda`), or \
+                 against libraries that have it, whichever the backend needs",
                 |c| c.devices.contains(name),
             );
         },
