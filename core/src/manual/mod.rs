@@ -13,7 +13,6 @@
 //! | [`numerics`] | ask in what precision, in what order, and how exactly |
 //! | [`tolerances`] | ask how far two right engines may be apart |
 //! | [`engines`] | want the design of the two engines, side by side |
-//! | [`fsdp`] | choose options of that engine: what each does to memory, communication and numbers |
 //! | [`writing_an_engine`] | add an engine |
 //! | [`writing_an_objective`] | add a loss |
 //! | [`errors`] | meet an exit code, or write an error |
