@@ -140,8 +140,8 @@ fn who_is_stuck_is_named() -> std::result::Result<(), Failed> {
 
 /// A taken port, a rank that does not come, a rank that is taken, ranks that disagree.
 fn meetings_that_fail_say_why() -> std::result::Result<(), Failed> {
-    // Name servers that do not answer take seconds.
-    let short = Duration::from_secs(10);
+    // A name server that does not answer takes ten seconds a name.
+    let short = Duration::from_secs(30);
     let says = |outcome: Result<()>, words: &[&str]| match outcome {
         Ok(()) => Err(Failed::from(format!("no error: {words:?}"))),
         Err(error) => {
