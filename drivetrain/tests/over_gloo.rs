@@ -11,7 +11,7 @@ fn main() -> ExitCode {
     let engines = engines.into_iter().filter(|engine| !engine.is_exact());
     Suite::new(engines.collect())
         .groups(&["layouts/dense/", "layouts/mixtral/"])
-        .at_least(100)
+        .at_least(60)
         .over(Arc::new(move |size, timeout, body| match size {
             // Nobody to talk to.
             1 => drivetrain::core::launch::run_ranks(1, timeout, body).map(drop),
