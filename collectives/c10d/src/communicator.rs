@@ -52,11 +52,7 @@ impl GlooCommunicator {
     }
 
     fn next_collective(&self, descriptor: Descriptor) -> Call {
-        let sequence = {
-            let mut calls = lock(&self.channel.calls);
-            calls.collectives += 1;
-            calls.collectives
-        };
+        let sequence = lock(&self.channel.calls).next_collective();
         self.call(sequence, descriptor)
     }
 
@@ -84,22 +80,12 @@ impl GlooCommunicator {
     }
 
     fn message_to(&self, to: usize, operation: &'static str, view: View<'_>) -> Call {
-        let sequence = {
-            let mut calls = lock(&self.channel.calls);
-            let count = calls.sends.entry(to).or_default();
-            *count += 1;
-            *count
-        };
+        let sequence = lock(&self.channel.calls).next_send(to);
         self.call(sequence, message_of(operation, view.dtype(), view.len()))
     }
 
     fn message_from(&self, from: usize, operation: &'static str, dtype: DType, len: usize) -> Call {
-        let sequence = {
-            let mut calls = lock(&self.channel.calls);
-            let count = calls.receives.entry(from).or_default();
-            *count += 1;
-            *count
-        };
+        let sequence = lock(&self.channel.calls).next_receive(from);
         self.call(sequence, message_of(operation, dtype, len))
     }
 
@@ -205,13 +191,8 @@ impl Communicator for GlooCommunicator {
         counts: &[usize],
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "all_gather";
-        let (dtype, len) = (input.as_view().dtype(), input.as_view().len());
-        self.place.check_counts(OPERATION, counts)?;
-        self.place.check_dtype(OPERATION, dtype, output.dtype())?;
         self.place
-            .check_len(OPERATION, counts[self.place.rank], len)?;
-        self.place
-            .check_len(OPERATION, counts.iter().sum(), output.len())?;
+            .check_all_gather(OPERATION, input.as_view(), &output, counts)?;
         let input = shared(OPERATION, input)?;
         let gathered = self.all_gather_shared(input, counts)?;
         let counts = counts.to_vec();
@@ -262,13 +243,9 @@ impl Communicator for GlooCommunicator {
         op: ReduceOp,
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "reduce_scatter";
-        let (dtype, len) = (input.as_view().dtype(), input.as_view().len());
-        let rank = self.place.rank;
-        self.place.check_counts(OPERATION, counts)?;
-        self.place.check_dtype(OPERATION, dtype, output.dtype())?;
-        self.place.check_len(OPERATION, counts.iter().sum(), len)?;
         self.place
-            .check_len(OPERATION, counts[rank], output.len())?;
+            .check_reduce_scatter(OPERATION, input.as_view(), &output, counts)?;
+        let (rank, dtype) = (self.place.rank, input.as_view().dtype());
         let input = shared(OPERATION, input)?;
         let descriptor = Descriptor::new(OPERATION, dtype, counts.to_vec()).reducing(op);
         let mut exchange = self.collective(descriptor)?;
@@ -316,15 +293,9 @@ impl Communicator for GlooCommunicator {
         receive_counts: &[usize],
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "all_to_all";
-        let (dtype, len) = (input.as_view().dtype(), input.as_view().len());
-        let rank = self.place.rank;
-        self.place.check_counts(OPERATION, send_counts)?;
-        self.place.check_counts(OPERATION, receive_counts)?;
-        self.place
-            .check_len(OPERATION, send_counts.iter().sum(), len)?;
-        self.place
-            .check_len(OPERATION, receive_counts.iter().sum(), output.len())?;
-        self.place.check_dtype(OPERATION, dtype, output.dtype())?;
+        let (given, taken) = ((input.as_view(), send_counts), (&output, receive_counts));
+        self.place.check_all_to_all(OPERATION, given, taken)?;
+        let (rank, dtype) = (self.place.rank, input.as_view().dtype());
         self.place
             .check_len(OPERATION, receive_counts[rank], send_counts[rank])?;
         let input = shared(OPERATION, input)?;

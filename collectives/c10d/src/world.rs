@@ -13,7 +13,7 @@ use drivetrain_core::{
     Error, ErrorKind, Result,
     communicator::{
         Shared,
-        transport::{Call, Descriptor, Place},
+        transport::{Call, Calls, Descriptor, Place},
     },
 };
 
@@ -111,14 +111,6 @@ impl Channel {
     pub(crate) fn take(&self, sequence: u64) -> Option<Shared> {
         lock(&self.to_self).remove(&sequence)
     }
-}
-
-/// The others' counts must match.
-#[derive(Debug, Default)]
-pub(crate) struct Calls {
-    pub(crate) collectives: u64,
-    pub(crate) sends: BTreeMap<usize, u64>,
-    pub(crate) receives: BTreeMap<usize, u64>,
 }
 
 impl World {
@@ -220,18 +212,11 @@ impl World {
         let members = &call.place.members;
         let world: BTreeSet<usize> = missing.iter().map(|&r| members[r]).collect();
         let (causes, waiting) = watch::find_causes(&self.watched.store, self.rank, &world);
-        let error = call.not_arrived(missing, &BTreeSet::new());
         if waiting.is_empty() {
-            return error;
+            return call.not_arrived(missing, &BTreeSet::new());
         }
-        let seconds = call.timeout.as_secs_f64();
-        let message = format!("ranks {causes:?} did not arrive within {seconds} s");
-        let mut error = call
-            .error(ErrorKind::Timeout, message)
-            .with("missing", format!("{causes:?}"));
         let waits: Vec<String> = waiting.iter().map(ToString::to_string).collect();
-        error = error.with("waiting", waits.join("; "));
-        error.help("look for the first error of the missing ranks; every rank must call the same operations in the same order")
+        call.late(&causes).with("waiting", waits.join("; "))
     }
 
     /// A frame's memory, used again.

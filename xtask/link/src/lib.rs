@@ -14,7 +14,7 @@
 //! and a `build.rs` that is `fn main() { drivetrain_libtorch_link::link() }`.
 //! `cargo xtask arrows` reports a package that links libtorch and lacks one of them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Prints the `cargo:` lines that add libtorch's folder to the run-time search path of everything
 /// this package links. Does nothing when the package is built without `torch-sys`.
@@ -26,6 +26,18 @@ pub fn link() {
             println!("cargo:rustc-link-arg={argument}");
         }
     }
+}
+
+/// For a shim in C++ of this package's own: links what it calls, and returns where libtorch's headers lie.
+///
+/// # Panics
+/// Without `torch-sys` as a direct dependency.
+pub fn include_folders() -> [PathBuf; 2] {
+    println!("cargo:rustc-link-lib=torch_cpu");
+    println!("cargo:rustc-link-lib=c10");
+    let lib = std::env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys is a direct dependency");
+    let include = Path::new(&lib).with_file_name("include");
+    [include.join("torch/csrc/api/include"), include]
 }
 
 fn link_arguments(libtorch_lib: &Path) -> Vec<String> {

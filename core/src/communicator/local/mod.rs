@@ -9,7 +9,7 @@ mod world;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -18,7 +18,7 @@ use world::{GroupCall, Receipt, Ticket, World};
 
 use super::{
     Communicator, Input, ReduceOp, Shared, Work,
-    transport::{Call, Descriptor, Place, offset},
+    transport::{Call, Calls, Descriptor, Place, offset},
 };
 use crate::{Buffer, DType, Error, ErrorKind, Result, ViewMut};
 
@@ -45,15 +45,8 @@ pub struct LocalCommunicator {
     place: Place,
     timeout: Duration,
     calls: Mutex<Calls>,
-}
-
-/// What this rank has called so far; the others' counts must match.
-#[derive(Debug, Default)]
-struct Calls {
-    collectives: u64,
-    sends: BTreeMap<usize, u64>,
-    receives: BTreeMap<usize, u64>,
-    subgroups: BTreeMap<(Vec<usize>, String), usize>,
+    /// How many groups of these members and this label it has made.
+    subgroups: Mutex<BTreeMap<(Vec<usize>, String), usize>>,
 }
 
 impl LocalCommunicator {
@@ -70,6 +63,7 @@ impl LocalCommunicator {
                     place: Place::in_world(rank, world_size),
                     timeout: options.timeout,
                     calls: Mutex::default(),
+                    subgroups: Mutex::default(),
                 })
             })
             .collect()
@@ -81,10 +75,8 @@ impl LocalCommunicator {
         self.world.depart(self.place.world_rank());
     }
 
-    fn next_collective(&self) -> u64 {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls.collectives += 1;
-        calls.collectives
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn call(&self, sequence: u64, descriptor: Descriptor) -> GroupCall {
@@ -106,7 +98,7 @@ impl LocalCommunicator {
         input: Payload,
         finish: impl FnOnce(&[Arc<Payload>]) -> Result<T> + Send + 'a,
     ) -> Result<Work<'a, T>> {
-        let call = self.call(self.next_collective(), descriptor);
+        let call = self.call(self.calls().next_collective(), descriptor);
         let (world, group, sequence) = (Arc::clone(&self.world), call.group, call.call.sequence);
         let ticket = Ticket::deposit(&self.world, call, input)?;
         Ok(Work::polled(
@@ -117,12 +109,7 @@ impl LocalCommunicator {
 
     fn post(&self, operation: &'static str, payload: Payload, to: usize) -> Result<()> {
         self.place.check_peer(operation, to)?;
-        let sequence = {
-            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = calls.sends.entry(to).or_default();
-            *count += 1;
-            *count
-        };
+        let sequence = self.calls().next_send(to);
         self.world
             .post((self.group, self.place.rank, to, sequence), payload)
     }
@@ -136,12 +123,7 @@ impl LocalCommunicator {
         from: usize,
     ) -> Result<Receipt> {
         self.place.check_peer(operation, from)?;
-        let sequence = {
-            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = calls.receives.entry(from).or_default();
-            *count += 1;
-            *count
-        };
+        let sequence = self.calls().next_receive(from);
         let call = self.call(sequence, Descriptor::new(operation, dtype, vec![len]));
         Ok(Receipt::new(&self.world, call, from))
     }
@@ -184,13 +166,8 @@ impl Communicator for LocalCommunicator {
         counts: &[usize],
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "all_gather";
-        self.place.check_counts(OPERATION, counts)?;
         self.place
-            .check_dtype(OPERATION, input.as_view().dtype(), output.dtype())?;
-        self.place
-            .check_len(OPERATION, counts[self.place.rank], input.as_view().len())?;
-        self.place
-            .check_len(OPERATION, counts.iter().sum(), output.len())?;
+            .check_all_gather(OPERATION, input.as_view(), &output, counts)?;
         let descriptor = Descriptor::new(OPERATION, input.as_view().dtype(), counts.to_vec());
         let counts = counts.to_vec();
         self.collective(
@@ -230,13 +207,9 @@ impl Communicator for LocalCommunicator {
         op: ReduceOp,
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "reduce_scatter";
-        self.place.check_counts(OPERATION, counts)?;
+        self.place
+            .check_reduce_scatter(OPERATION, input.as_view(), &output, counts)?;
         let dtype = input.as_view().dtype();
-        self.place.check_dtype(OPERATION, dtype, output.dtype())?;
-        self.place
-            .check_len(OPERATION, counts.iter().sum(), input.as_view().len())?;
-        self.place
-            .check_len(OPERATION, counts[self.place.rank], output.len())?;
         let descriptor = Descriptor::new(OPERATION, dtype, counts.to_vec()).reducing(op);
         let start = offset(counts, self.place.rank);
         self.collective(
@@ -274,14 +247,9 @@ impl Communicator for LocalCommunicator {
         receive_counts: &[usize],
     ) -> Result<Work<'a>> {
         const OPERATION: &str = "all_to_all";
-        self.place.check_counts(OPERATION, send_counts)?;
-        self.place.check_counts(OPERATION, receive_counts)?;
+        let (given, taken) = ((input.as_view(), send_counts), (&output, receive_counts));
+        self.place.check_all_to_all(OPERATION, given, taken)?;
         let dtype = input.as_view().dtype();
-        self.place
-            .check_len(OPERATION, send_counts.iter().sum(), input.as_view().len())?;
-        self.place
-            .check_len(OPERATION, receive_counts.iter().sum(), output.len())?;
-        self.place.check_dtype(OPERATION, dtype, output.dtype())?;
         let descriptor = Descriptor::new(OPERATION, dtype, Vec::new());
         let payload = Payload::of(OPERATION, input)?.with_counts(send_counts);
         let (place, receive_counts) = (self.place.clone(), receive_counts.to_vec());
@@ -351,11 +319,10 @@ impl Communicator for LocalCommunicator {
     fn subgroup(&self, ranks: &[usize], label: &str) -> Result<Arc<dyn Communicator>> {
         let place = self.place.in_subgroup(ranks, label)?;
         let instance = {
-            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = calls
-                .subgroups
-                .entry((place.members.clone(), label.to_owned()))
-                .or_default();
+            let subgroups = self.subgroups.lock();
+            let mut subgroups = subgroups.unwrap_or_else(PoisonError::into_inner);
+            let key = (place.members.clone(), label.to_owned());
+            let count = subgroups.entry(key).or_default();
             *count += 1;
             *count
         };
@@ -367,6 +334,7 @@ impl Communicator for LocalCommunicator {
             place,
             timeout: self.timeout,
             calls: Mutex::default(),
+            subgroups: Mutex::default(),
         }))
     }
 

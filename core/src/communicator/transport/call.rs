@@ -1,6 +1,10 @@
 //! One rank's call of one operation, and its errors.
 
-use std::{collections::BTreeSet, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
 
 use super::Place;
 use crate::{DType, Error, ErrorKind, communicator::ReduceOp};
@@ -53,6 +57,36 @@ impl fmt::Display for Descriptor {
     }
 }
 
+/// What a rank has called so far in a group; the others' counts must match.
+#[derive(Debug, Default)]
+pub struct Calls {
+    collectives: u64,
+    sends: BTreeMap<usize, u64>,
+    receives: BTreeMap<usize, u64>,
+}
+
+impl Calls {
+    /// The number of its next operation of the whole group, counted from 1.
+    pub fn next_collective(&mut self) -> u64 {
+        self.collectives += 1;
+        self.collectives
+    }
+
+    /// The number of its next message to a rank of the group.
+    pub fn next_send(&mut self, to: usize) -> u64 {
+        let count = self.sends.entry(to).or_default();
+        *count += 1;
+        *count
+    }
+
+    /// The number of the next message from a rank of the group.
+    pub fn next_receive(&mut self, from: usize) -> u64 {
+        let count = self.receives.entry(from).or_default();
+        *count += 1;
+        *count
+    }
+}
+
 /// One rank's call of one operation.
 #[derive(Debug, Clone)]
 pub struct Call {
@@ -84,18 +118,23 @@ impl Call {
             .copied()
             .filter(|r| departed.contains(r))
             .collect();
-        let (kind, message) = if gone.is_empty() {
-            let seconds = self.timeout.as_secs_f64();
-            (
-                ErrorKind::Timeout,
-                format!("ranks {missing:?} did not arrive within {seconds} s"),
-            )
-        } else {
-            (
-                ErrorKind::RankLost,
-                format!("ranks {gone:?} have left and will not arrive"),
-            )
-        };
+        match gone.is_empty() {
+            true => self.late(&missing),
+            false => {
+                let message = format!("ranks {gone:?} have left and will not arrive");
+                self.missing(ErrorKind::RankLost, message, &missing)
+            }
+        }
+    }
+
+    /// These ranks of the world did not come in time.
+    pub fn late(&self, missing: &[usize]) -> Error {
+        let seconds = self.timeout.as_secs_f64();
+        let message = format!("ranks {missing:?} did not arrive within {seconds} s");
+        self.missing(ErrorKind::Timeout, message, missing)
+    }
+
+    fn missing(&self, kind: ErrorKind, message: String, missing: &[usize]) -> Error {
         self.error(kind, message)
             .with("missing", format!("{missing:?}"))
             .help(

@@ -5,6 +5,6 @@ mod call;
 mod place;
 mod reduce;
 
-pub use call::{Call, Descriptor};
+pub use call::{Call, Calls, Descriptor};
 pub use place::{Place, offset};
 pub use reduce::{reduce_in_place, reduce_in_rank_order};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::{DType, Error, ErrorKind, Result};
+use crate::{DType, Error, ErrorKind, Result, View, ViewMut};
 
 /// A rank's place in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,5 +135,56 @@ impl Place {
                 .with("expected", format!("below {}", self.members.len()))
                 .with("found", peer),
         )
+    }
+
+    /// What an all-gather is given fits its counts.
+    ///
+    /// # Errors
+    /// `Defect` if not.
+    pub fn check_all_gather(
+        &self,
+        operation: &'static str,
+        input: View<'_>,
+        output: &ViewMut<'_>,
+        counts: &[usize],
+    ) -> Result<()> {
+        self.check_counts(operation, counts)?;
+        self.check_dtype(operation, input.dtype(), output.dtype())?;
+        self.check_len(operation, counts[self.rank], input.len())?;
+        self.check_len(operation, counts.iter().sum(), output.len())
+    }
+
+    /// What a reduce-scatter is given fits its counts.
+    ///
+    /// # Errors
+    /// `Defect` if not.
+    pub fn check_reduce_scatter(
+        &self,
+        operation: &'static str,
+        input: View<'_>,
+        output: &ViewMut<'_>,
+        counts: &[usize],
+    ) -> Result<()> {
+        self.check_counts(operation, counts)?;
+        self.check_dtype(operation, input.dtype(), output.dtype())?;
+        self.check_len(operation, counts.iter().sum(), input.len())?;
+        self.check_len(operation, counts[self.rank], output.len())
+    }
+
+    /// What an all-to-all is given fits its counts.
+    ///
+    /// # Errors
+    /// `Defect` if not.
+    pub fn check_all_to_all(
+        &self,
+        operation: &'static str,
+        (input, send_counts): (View<'_>, &[usize]),
+        (output, receive_counts): (&ViewMut<'_>, &[usize]),
+    ) -> Result<()> {
+        self.check_counts(operation, send_counts)?;
+        self.check_counts(operation, receive_counts)?;
+        self.check_len(operation, send_counts.iter().sum(), input.len())?;
+        self.check_len(operation, receive_counts.iter().sum(), output.len())?;
+        self.check_dtype(operation, input.dtype(), output.dtype())
     }
 }
